@@ -1,0 +1,63 @@
+"""Builds the extension uringloop._core on the system's liburing; the rest is in pyproject.toml.
+
+URINGLOOP_SANITIZE=1 builds with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""
+
+import glob
+import os
+import platform
+import shlex
+import subprocess
+import sys
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+LIBURING = "2.3"
+NO_LIBURING = f"""
+uringloop needs the headers of liburing {LIBURING} or newer, and pkg-config to find them. Install
+  Debian, Ubuntu:  apt-get install liburing-dev pkg-config
+  Fedora, RHEL:    dnf install liburing-devel pkgconf-pkg-config
+  Alpine:          apk add liburing-dev pkgconf
+({{reason}})
+"""
+
+
+def liburing_flags(kind):
+    """What pkg-config says for liburing, `kind` being --cflags or --libs, as a list."""
+    command = ["pkg-config", kind, f"liburing >= {LIBURING}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        sys.exit(NO_LIBURING.format(reason="pkg-config was not found"))
+    except subprocess.CalledProcessError as exc:
+        sys.exit(NO_LIBURING.format(reason=exc.stderr.strip().splitlines()[0]))
+    return shlex.split(done.stdout)
+
+
+if platform.system() != "Linux":
+    sys.exit("uringloop runs on Linux only: io_uring is a Linux interface")
+
+compile_flags = ["-O2", "-fno-strict-aliasing", "-Wall"]
+link_flags = []
+if os.environ.get("URINGLOOP_SANITIZE"):
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
+                  "-fno-omit-frame-pointer", "-g"]
+    compile_flags += sanitizers
+    link_flags += sanitizers
+
+# sdist and metadata need no liburing.
+building = any(word.startswith(("build", "bdist", "install", "develop", "editable"))
+               for word in sys.argv[1:])
+
+core = Extension(
+    "uringloop._core",
+    ["uringloop/_core.pyx"],
+    include_dirs=["uringloop"],
+    extra_compile_args=compile_flags + (liburing_flags("--cflags") if building else []),
+    extra_link_args=link_flags + (liburing_flags("--libs") if building else []),
+    depends=[name for pattern in ("pxi", "pxd", "h")
+             for name in glob.glob(f"uringloop/*/*.{pattern}")],
+)
+
+setup(ext_modules=cythonize([core]) if building else [core])

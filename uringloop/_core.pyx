@@ -1,0 +1,69 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: nonecheck=False, cdivision=True, freethreading_compatible=False
+"""The engine of uringloop: a contents page, floor by floor. No logic here.
+
+A floor may use what stands above it on this page and nothing below; tests/test_layers.py checks.
+"""
+
+cimport cython
+from cpython.buffer cimport (PyBUF_FULL_RO, PyBUF_WRITABLE, PyBuffer_IsContiguous,
+                             PyBuffer_Release, PyObject_GetBuffer)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_SET_ITEM
+from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.errno cimport (EAGAIN, EBADF, EBUSY, ECONNABORTED, EEXIST, EINTR, EINVAL,
+                         EMFILE, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSYS, ENOTCONN, EOVERFLOW,
+                         EPERM, errno)
+from libc.limits cimport INT_MAX
+from libc.math cimport ceil
+from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
+                          uintptr_t)
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+from posix.stdlib cimport posix_memalign
+from posix.unistd cimport close as close_fd, read as read_fd, write as write_fd
+
+cimport uringloop.ring.liburing as liburing
+from uringloop.ring.liburing cimport ECANCELED, PY_SSIZE_T_MAX, accept4, set_errno
+from uringloop.ring.python cimport (
+    PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit, PyErr_CheckSignals, PyMem_RawFree,
+    PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs, PyObject_CallOneArg,
+    _PyBytes_Resize)
+
+import asyncio
+import collections
+import inspect
+import os
+import socket
+import sys
+import warnings
+from asyncio import base_events, constants, format_helpers, futures, trsock
+from asyncio.log import logger as asyncio_logger
+
+# FLOOR 1: the kernel
+include "ring/operation.pxi"
+include "ring/buffer_ring.pxi"
+include "ring/ring.pxi"
+include "ring/probe.pxi"
+
+# FLOOR 2: time and callbacks
+include "scheduler/handle.pxi"
+include "scheduler/ready_queue.pxi"
+include "scheduler/timer_heap.pxi"
+include "scheduler/poller.pxi"
+include "scheduler/stats.pxi"
+include "scheduler/loop_core.pxi"
+
+# FLOOR 3: bytes for protocols
+include "transports/transport.pxi"
+include "transports/flow_control.pxi"
+include "transports/receive.pxi"
+include "transports/send.pxi"
+include "transports/stream.pxi"
+include "transports/listener.pxi"
+
+if liburing.watch_forks():
+    raise MemoryError("pthread_atfork")

@@ -1,0 +1,228 @@
+"""Loop: the engine's LoopCore over asyncio's selector loop.
+
+What is hot comes from LoopCore; everything else (create_connection, create_server, DNS, executors,
+TLS, subprocesses, signals, datagrams, pipes, sock_*) is asyncio's own code, over our descriptors
+and transports. docs/compatibility.md lists each private hook that this file uses.
+"""
+
+import asyncio
+import dataclasses
+import os
+import selectors
+import sys
+import threading
+import weakref
+from asyncio import base_events, constants, events, sslproto
+
+from . import _core, backend
+from .options import effective_options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopStats:
+    """Counters of one loop since its creation; all are numbers of events unless a unit is named.
+
+    enters: io_uring_enter calls of the loop, and `submissions` the SQEs they carried. in_flight:
+    requests the kernel has not finished. buffers: receive blocks in the pool; buffers_lent: those
+    whose data is being handled right now; buffers_ran_dry: times the kernel found none
+    (the data stayed in the socket). overflows: times the completion queue was full. polls:
+    epoll_wait calls. messages_copied, messages_handed_over: how received data reached protocols.
+    mode_switches: changes between the receive modes. bytes_received, bytes_sent: payload bytes of
+    stream transports. operations: all that is waited for, readiness of transports included.
+    """
+
+    ticks: int
+    polls: int
+    enters: int
+    submissions: int
+    completions: int
+    in_flight: int
+    buffers: int
+    buffers_lent: int
+    buffers_ran_dry: int
+    overflows: int
+    bytes_received: int
+    bytes_sent: int
+    messages_copied: int
+    messages_handed_over: int
+    mode_switches: int
+    operations: int
+
+
+class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
+    """An event loop on io_uring, or on epoll where that is refused.
+
+    options: a LoopOptions; None means the defaults. URINGLOOP_BACKEND and URINGLOOP_OPTIONS
+    override them. OSError when backend="io_uring" and the kernel refuses.
+    """
+
+    # Made when the first signal handler is added; asyncio's code looks at them earlier.
+    _ssock = _csock = None
+
+    def __init__(self, options=None):
+        self._options = effective_options(options)
+        chosen, reason = backend.choose(self._options)
+        self._configure(chosen, reason, self._options)
+        super().__init__(selector=_Descriptors(self))
+        self._transports = _Transports(self)
+        self._listeners = {}
+        _loops.add(self)
+
+    def _ring_refused(self, error, step):
+        # Called by LoopCore when the probe succeeded but the loop's own ring cannot be made.
+        return backend.fall_back(self._options, error, step)
+
+    def stats(self):
+        """The loop's counters now, as a LoopStats."""
+        return LoopStats(**self._stats())
+
+    # --- running -----------------------------------------------------------------------------
+
+    def run_forever(self):
+        """Run until stop() is called."""
+        self._check_closed()
+        self._check_running()
+        self._set_coroutine_origin_tracking(self._debug)
+        old_hooks = sys.get_asyncgen_hooks()
+        try:
+            self._thread_id = threading.get_ident()
+            sys.set_asyncgen_hooks(firstiter=self._asyncgen_firstiter_hook,
+                                   finalizer=self._asyncgen_finalizer_hook)
+            events._set_running_loop(self)
+            self._run_until_stopped()
+        finally:
+            self._stopping = False
+            self._thread_id = None
+            events._set_running_loop(None)
+            self._set_coroutine_origin_tracking(False)
+            sys.set_asyncgen_hooks(*old_hooks)
+
+    # --- signals: asyncio's self-pipe, but only once there is a handler ------------------------
+
+    def _make_self_pipe(self):
+        pass
+
+    def _close_self_pipe(self):
+        if self._csock is not None:
+            super()._close_self_pipe()
+
+    def add_signal_handler(self, sig, callback, *args):
+        """Call a function in the loop when a signal arrives; main thread only."""
+        self._check_closed()
+        if self._csock is None:
+            super()._make_self_pipe()
+        super().add_signal_handler(sig, callback, *args)
+
+    # --- transports and servers ----------------------------------------------------------------
+
+    def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None):
+        self._ensure_fd_no_transport(sock)
+        return _core.make_stream_transport(self, sock, protocol, waiter, extra, server)
+
+    def _make_ssl_transport(self, rawsock, protocol, sslcontext, waiter=None, *,
+                            server_side=False, server_hostname=None, extra=None, server=None,
+                            ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
+                            ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT):
+        self._ensure_fd_no_transport(rawsock)
+        ssl_protocol = sslproto.SSLProtocol(
+            self, protocol, sslcontext, waiter, server_side, server_hostname,
+            ssl_handshake_timeout=ssl_handshake_timeout,
+            ssl_shutdown_timeout=ssl_shutdown_timeout)
+        _core.make_stream_transport(self, rawsock, ssl_protocol, None, extra, server)
+        return ssl_protocol._app_transport
+
+    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, backlog=100,
+                       ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
+                       ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT):
+        self._listeners[sock.fileno()] = _core.make_listener(
+            self, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
+            ssl_shutdown_timeout)
+
+    def _stop_serving(self, sock):
+        listener = self._listeners.pop(sock.fileno(), None)
+        if listener is not None:
+            _core.stop_listener(listener)
+        sock.close()
+
+
+class _Descriptors:
+    """What asyncio's code asks of `loop._selector`; the descriptors are in the engine's poller."""
+
+    def __init__(self, loop):
+        self._loop = weakref.ref(loop)
+
+    def get_map(self):
+        return self
+
+    def get(self, fd, default=None):
+        """The SelectorKey of a watched descriptor."""
+        watched = self._loop()._watched(fd)
+        if watched is None:
+            return default
+        mask, reader, writer = watched
+        mask = ((selectors.EVENT_READ if mask & selectors.select.EPOLLIN else 0)
+                | (selectors.EVENT_WRITE if mask & selectors.select.EPOLLOUT else 0))
+        return selectors.SelectorKey(fd, fd, mask, (reader, writer))
+
+    def get_key(self, fd):
+        key = self.get(fd)
+        if key is None:
+            raise KeyError(f"{fd!r} is not registered")
+        return key
+
+    def close(self):
+        # BaseSelectorEventLoop.close() ends with this; the loop counts as closed already.
+        self._loop()._release()
+
+
+class _Transports(weakref.WeakValueDictionary):
+    """`loop._transports`: the transport that owns a descriptor.
+
+    The engine keeps its own transports; the dictionary has asyncio's (datagrams) only.
+    """
+
+    def __init__(self, loop):
+        super().__init__()
+        self._loop = weakref.ref(loop)
+
+    def get(self, fd, default=None):
+        return self._loop()._owner(fd) or super().get(fd, default)
+
+    def __getitem__(self, fd):
+        return self._loop()._owner(fd) or super().__getitem__(fd)
+
+    def __setitem__(self, fd, transport):
+        if not _core.set_owner(self._loop(), fd, transport):
+            super().__setitem__(fd, transport)
+
+    def __delitem__(self, fd):
+        if not self._loop()._clear_owner(fd):
+            super().__delitem__(fd)
+
+
+def new_event_loop(options=None):
+    """A new Loop; to be given to asyncio.Runner(loop_factory=...), uvicorn's --loop and the like.
+
+    OSError when options demand io_uring and the kernel refuses; ValueError and TypeError for
+    options out of range, environment variables included.
+    """
+    return Loop(options)
+
+
+def run(main, *, debug=None, options=None):
+    """asyncio.run() on a new Loop: run a coroutine, clean up, return its result."""
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError("uringloop.run() cannot be called from a running event loop")
+    with asyncio.Runner(debug=debug, loop_factory=lambda: new_event_loop(options)) as runner:
+        return runner.run(main)
+
+
+_loops = weakref.WeakSet()
+
+
+def _forget_parents_loops():
+    for loop in list(_loops):
+        loop._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_parents_loops)

@@ -1,0 +1,85 @@
+"""LoopOptions: everything about a loop that can be chosen."""
+
+import dataclasses
+import os
+
+BACKENDS = ("auto", "io_uring", "epoll")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Choices for one loop; each has a default that suits servers of any size.
+
+    backend: "auto" uses io_uring where the kernel offers it and epoll elsewhere; "io_uring" raises
+        OSError with the cause instead of falling back; "epoll" never touches io_uring.
+    ring_entries: length of the submission queue, 2 to 32768, a power of two. A full queue is
+        submitted early, so this is no limit on anything. The completion queue is eight times as
+        long. 64 bytes of locked memory each, and 128 for the completions.
+    recv_buffers: the most receive blocks the pool may grow to, 4 to 32768, a power of two. The pool
+        starts with 64 (or fewer, if this is less) and grows when more connections than that are
+        readable at once.
+    recv_buffer_size: bytes of one receive block, 64 to 65536. A message that fills a block moves
+        its connection to the receive mode for large messages.
+
+    ValueError names a field that is out of range, TypeError one of the wrong type.
+    """
+
+    backend: str = "auto"
+    ring_entries: int = 256
+    recv_buffers: int = 1024
+    recv_buffer_size: int = 16384
+
+    def __post_init__(self):
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {self.backend!r}")
+        self._check("ring_entries", 2, 32768, power_of_two=True)
+        self._check("recv_buffers", 4, 32768, power_of_two=True)
+        self._check("recv_buffer_size", 64, 65536)
+
+    def _check(self, name, low, high, power_of_two=False):
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+        if not low <= value <= high or (power_of_two and value & (value - 1)):
+            kind = "a power of two" if power_of_two else "an int"
+            raise ValueError(f"{name} must be {kind} from {low} to {high}, not {value!r}")
+
+
+def effective_options(options=None, environ=os.environ):
+    """The options given, overridden by URINGLOOP_OPTIONS ("name=value,...") and URINGLOOP_BACKEND.
+
+    The environment wins, so that an operator can switch io_uring off without touching the program.
+    """
+    if options is None:
+        options = LoopOptions()
+    elif not isinstance(options, LoopOptions):
+        raise TypeError(f"options must be a LoopOptions, not {type(options).__name__}")
+    changes = {}
+    for item in filter(None, environ.get("URINGLOOP_OPTIONS", "").split(",")):
+        name, separator, value = (part.strip() for part in item.partition("="))
+        changes[name] = _parse(name, value) if separator else _refuse(item)
+    if environ.get("URINGLOOP_BACKEND"):
+        changes["backend"] = environ["URINGLOOP_BACKEND"]
+    try:
+        return dataclasses.replace(options, **changes) if changes else options
+    except (TypeError, ValueError) as exc:
+        raise type(exc)(f"environment variable URINGLOOP_OPTIONS or URINGLOOP_BACKEND: {exc}") \
+            from None
+
+
+def _parse(name, value):
+    known = {field.name: field.type for field in dataclasses.fields(LoopOptions)}
+    if name not in known:
+        raise ValueError(f"environment variable URINGLOOP_OPTIONS: no option {name!r}; "
+                         f"there are {', '.join(known)}")
+    if known[name] is str:
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"environment variable URINGLOOP_OPTIONS: {name} must be an int, "
+                         f"not {value!r}") from None
+
+
+def _refuse(item):
+    raise ValueError(f"environment variable URINGLOOP_OPTIONS: expected name=value, not {item!r}")

@@ -1,0 +1,25 @@
+"""EventLoopPolicy and install(): uringloop for programs that call asyncio.run() themselves.
+
+asyncio deprecates policies from Python 3.14 on and warns; so do these, because they use asyncio's.
+"""
+
+import asyncio
+
+from .loop import new_event_loop
+
+
+class EventLoopPolicy(asyncio.DefaultEventLoopPolicy):
+    """asyncio's default policy, but new loops are uringloop's, with these LoopOptions."""
+
+    def __init__(self, options=None):
+        super().__init__()
+        self._options = options
+
+    def new_event_loop(self):
+        """A new Loop with the policy's options."""
+        return new_event_loop(self._options)
+
+
+def install(options=None):
+    """Make uringloop the event loop of this process: asyncio.run() and all that asks asyncio."""
+    asyncio.set_event_loop_policy(EventLoopPolicy(options))

@@ -1,0 +1,280 @@
+# Ring: one io_uring instance, from setup to teardown.
+#
+# Facts about the kernel (docs/kernel.md) and what we do about them:
+#   - DEFER_TASKRUN strands completions while the ring fd is watched by epoll: never set.
+#     COOP_TASKRUN is always set; completions then wait for the next kernel entry, which
+#     TASKRUN_FLAG shows in memory.
+#   - The kernel looks a descriptor up when the SQE is issued, not when it is queued. Requests
+#     that name one are therefore prepared right before submit() (LoopCore.flush), with no user
+#     code in between. A cancel request names user_data only and may be queued at any time.
+#   - Requests in flight hold the file and the memory they name. close() cancels them all, waits
+#     for every final completion by count, and frees only then. What never completes is leaked.
+#   - A forked child shares the ring's memory, and the kernel accepts its submissions: every entry
+#     checks the fork count.
+
+cdef enum:
+    CLOSE_LIMIT_S = 5
+
+
+cdef object os_error(int error, str what=None):
+    """The OSError subclass for a positive errno, as the socket module would raise it."""
+    text = os.strerror(error)
+    return OSError(error, text if what is None else f"{what}: {text}")
+
+
+# The collector must not clear it: only close() knows whether the kernel still writes here.
+@cython.final
+@cython.no_gc_clear
+cdef class Ring:
+    cdef liburing.io_uring ring
+    cdef OperationTable operations
+    cdef AnswerQueue answers
+    cdef BufferRing buffers
+    cdef bint alive
+    cdef unsigned fork_count
+    cdef Py_ssize_t in_flight
+    cdef uint64_t enters, submissions, completions, overflows, stale_answers, buffers_ran_dry
+
+    def __cinit__(self, OperationTable operations, AnswerQueue answers):
+        self.operations = operations
+        self.answers = answers
+        self.ring.ring_fd = -1
+
+    cdef int open(self, unsigned entries) noexcept:
+        """Set the ring up. Returns 0 or a positive errno; ENOMEM is retried with fewer entries."""
+        cdef liburing.io_uring_params params
+        cdef int error
+        while True:
+            memset(&params, 0, sizeof(params))
+            params.flags = (
+                liburing.IORING_SETUP_COOP_TASKRUN | liburing.IORING_SETUP_TASKRUN_FLAG
+                | liburing.IORING_SETUP_SUBMIT_ALL | liburing.IORING_SETUP_CLAMP
+                | liburing.IORING_SETUP_CQSIZE)
+            # A full completion queue ends multishot requests: keep it much larger than the SQ.
+            params.cq_entries = 8 * entries
+            error = liburing.io_uring_queue_init_params(entries, &self.ring, &params)
+            # RLIMIT_MEMLOCK counts the rings of all processes of an unprivileged user.
+            if error == -ENOMEM and entries > 16:
+                entries //= 4
+                continue
+            break
+        if error < 0:
+            return -error
+        self.alive = True
+        self.fork_count = liburing.fork_count
+        if not params.features & liburing.IORING_FEAT_NODROP:
+            self.close()
+            return ENOSYS
+        return 0
+
+    cdef inline bint usable(self) noexcept:
+        return self.alive and self.fork_count == liburing.fork_count
+
+    cdef int check_usable(self) except -1:
+        if not self.usable():
+            raise RuntimeError(
+                "this event loop belongs to another process: after fork() a child must make its "
+                "own (uringloop.new_event_loop())" if self.alive else "the ring is closed")
+        return 0
+
+    cdef liburing.io_uring_sqe *next_sqe(self) except NULL:
+        """A vacant SQE; a full queue is submitted early."""
+        cdef liburing.io_uring_sqe *sqe = liburing.io_uring_get_sqe(&self.ring)
+        if sqe is NULL:
+            self.submit()
+            sqe = liburing.io_uring_get_sqe(&self.ring)
+            if sqe is NULL:
+                raise os_error(EBUSY, "io_uring accepts no submissions")
+        return sqe
+
+    cdef liburing.io_uring_sqe *start(self, Operation operation, uint8_t opcode, int fd,
+                                      const void *address, uint32_t length) except NULL:
+        """idle -> submitted: an SQE for the operation, to be completed by the caller."""
+        cdef liburing.io_uring_sqe *sqe = self.next_sqe()
+        self.operations.begin(operation)
+        liburing.prepare(sqe, opcode, fd, address, length, operation.user_data)
+        self.in_flight += 1
+        return sqe
+
+    cdef int cancel(self, Operation operation) except -1:
+        """submitted -> cancelling. The operation's own answer still comes, with data if it won."""
+        cdef liburing.io_uring_sqe *sqe
+        if operation.state != SUBMITTED:
+            return 0
+        sqe = self.next_sqe()
+        liburing.prepare(sqe, liburing.IORING_OP_ASYNC_CANCEL, -1,
+                         <void *><uintptr_t>operation.user_data, 0, 0)
+        sqe.flags = liburing.IOSQE_CQE_SKIP_SUCCESS
+        self.operations.cancelling(operation)
+        return 0
+
+    cdef int cancel_now(self, Operation operation) except -1:
+        """Cancel before returning: the operation holds its file no longer (Linux 6.0)."""
+        cdef liburing.io_uring_sync_cancel_reg registration
+        if operation.state == IDLE or not self.usable():
+            return 0
+        self.submit()
+        memset(&registration, 0, sizeof(registration))
+        registration.addr = operation.user_data
+        registration.timeout.tv_sec = 1
+        liburing.io_uring_register_sync_cancel(&self.ring, &registration)
+        self.operations.cancelling(operation)
+        return 0
+
+    cdef int submit(self) except -1:
+        """One io_uring_enter for everything queued, GIL held, without waiting."""
+        cdef int submitted
+        cdef unsigned ready = liburing.io_uring_sq_ready(&self.ring)
+        if ready == 0:
+            return 0
+        self.check_usable()
+        while ready:
+            submitted = liburing.io_uring_submit(&self.ring)
+            self.enters += 1
+            if submitted == -EINTR:
+                continue
+            if submitted == -EAGAIN or submitted == -EBUSY:
+                # Out of request memory, or completions wait for room: make room; what is left
+                # stays queued for the next tick.
+                self.drain()
+                return 0
+            if submitted < 0:
+                raise os_error(-submitted, "io_uring_enter failed while the loop was running")
+            self.submissions += submitted
+            ready = liburing.io_uring_sq_ready(&self.ring)
+        return 0
+
+    cdef int drain(self) except -1:
+        """Move every posted completion to the answer queue. Calls nobody."""
+        cdef unsigned head, tail
+        cdef liburing.io_uring_cqe *cqe
+        if not self.usable():
+            return 0
+        while True:
+            head = self.ring.cq.khead[0]
+            tail = head + liburing.io_uring_cq_ready(&self.ring)    # an acquire load of the tail
+            while head != tail:
+                cqe = &self.ring.cq.cqes[head & self.ring.cq.ring_mask]
+                self.completions += 1
+                if cqe.user_data:
+                    self.answers.push(cqe.user_data, cqe.res, cqe.flags)
+                head += 1
+            liburing.io_uring_cq_advance(&self.ring, tail - self.ring.cq.khead[0])
+            if not liburing.io_uring_cq_has_overflow(&self.ring):
+                break
+            # Completions wait in the kernel for room; without GETEVENTS epoll would report the
+            # ring readable for ever.
+            self.overflows += 1
+            liburing.io_uring_get_events(&self.ring)
+        if self.ring.cq.koverflow[0]:
+            raise os_error(EOVERFLOW, "io_uring dropped completions")
+        return 0
+
+    cdef inline bint quiet(self) noexcept:
+        """True when no completion is posted or waiting for a kernel entry."""
+        return (liburing.io_uring_cq_ready(&self.ring) == 0
+                and not liburing.taskrun_pending(&self.ring))
+
+    cdef int finished(self, Operation operation) except -1:
+        """The final completion of an operation was taken from the answer queue."""
+        self.in_flight -= 1
+        self.operations.end(operation)
+        return 0
+
+    cdef int cancel_all(self) except -1:
+        """Ask the kernel to end every request of this ring; their completions still come."""
+        cdef liburing.io_uring_sync_cancel_reg registration
+        self.submit()
+        memset(&registration, 0, sizeof(registration))
+        registration.flags = liburing.IORING_ASYNC_CANCEL_ANY | liburing.IORING_ASYNC_CANCEL_ALL
+        registration.timeout.tv_sec = 1
+        liburing.io_uring_register_sync_cancel(&self.ring, &registration)
+        return 0
+
+    cdef Py_ssize_t unanswered(self) except -1:
+        """Requests whose final completion is not in the answer queue yet."""
+        cdef Py_ssize_t count = self.in_flight, i
+        cdef Answer *answers = self.answers.answers
+        for i in range(self.answers.head, self.answers.tail):
+            if answers[i].flags != READINESS and not answers[i].flags & liburing.IORING_CQE_F_MORE:
+                count -= 1
+        return count
+
+    cdef bint settle(self) except -1:
+        """Cancel everything and wait until the answer queue holds every final completion.
+
+        Returns whether it does; a request of a thread that is stuck in the kernel may not end.
+        """
+        cdef liburing.io_uring_cqe *cqe
+        cdef liburing.__kernel_timespec pause
+        cdef int64_t limit = liburing.monotonic_ns() + CLOSE_LIMIT_S * <int64_t>1000000000
+        self.cancel_all()
+        self.drain()
+        while self.unanswered() > 0:
+            if liburing.monotonic_ns() > limit:
+                return False
+            pause.tv_sec = 0
+            pause.tv_nsec = 10000000
+            with nogil:
+                liburing.io_uring_wait_cqe_timeout(&self.ring, &cqe, &pause)
+            self.drain()
+        return True
+
+    cdef int open_buffers(self, unsigned capacity, unsigned count, Py_ssize_t block_size) except -1:
+        """Register the receive blocks. Returns 0 or a positive errno; ENOMEM retries smaller."""
+        cdef BufferRing buffers
+        cdef int error
+        while True:
+            buffers = BufferRing.__new__(BufferRing)
+            error = buffers.open(&self.ring, capacity, count, block_size)
+            if error == ENOMEM and capacity > 64:
+                capacity //= 4
+                continue
+            break
+        if error == 0:
+            buffers.publish()
+            self.buffers = buffers
+        return error
+
+    cdef int abandon(self) except -1:
+        """In a forked child: give the mappings and descriptors up; the parent's ring goes on."""
+        if self.alive:
+            self.alive = False
+            liburing.io_uring_queue_exit(&self.ring)
+        return 0
+
+    cdef int close(self) except -1:
+        """Orderly teardown: cancel, take every final answer, free. Leaks rather than frees early."""
+        cdef bint settled = True
+        cdef Answer answer
+        cdef Operation operation
+        if not self.alive:
+            return 0
+        if not self.usable():
+            return self.abandon()
+        if self.in_flight:
+            settled = self.settle()
+        while self.answers.pop(&answer):
+            operation = self.operations.find(answer.user_data)
+            if operation is None:
+                continue
+            if answer.flags != READINESS and not answer.flags & liburing.IORING_CQE_F_MORE:
+                self.finished(operation)
+            operation.discard(answer.result, answer.flags)
+        self.alive = False
+        if self.buffers is not None:
+            self.buffers.close(leak=not settled)
+        if not settled:
+            Py_INCREF(self.operations)
+        liburing.io_uring_queue_exit(&self.ring)
+        return 0
+
+    def __dealloc__(self):
+        # Only reached open when the interpreter skips finalizers: closing the descriptor alone
+        # would let the kernel write into freed blocks (docs/kernel.md), so these are leaked.
+        if self.alive:
+            if self.buffers is not None:
+                self.buffers.close(leak=self.in_flight > 0)
+            if self.in_flight:
+                Py_INCREF(self.operations)
+            liburing.io_uring_queue_exit(&self.ring)

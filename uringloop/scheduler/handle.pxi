@@ -1,0 +1,184 @@
+# Handle and TimerHandle: a callback with its arguments and context, and whether it is still wanted.
+#
+# Owner: whoever called call_soon() or call_later(), and the ready queue or timer heap until it ran.
+# asyncio's own classes are Python classes that a cdef class cannot inherit, so `__class__` answers
+# for isinstance(); attributes that debuggers and asyncio's helpers read keep their names.
+
+_DESCRIBE_TAKES_DEBUG = (
+    "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
+
+
+@cython.freelist(512)
+cdef class Handle:
+    """What call_soon() returns; the interface of asyncio.Handle."""
+    cdef object callback
+    cdef tuple args
+    cdef object context
+    cdef object loop
+    cdef object source_traceback
+    cdef object representation
+    cdef bint is_cancelled
+    cdef object __weakref__
+
+    @property
+    def __class__(self):
+        return asyncio.Handle
+
+    @property
+    def _callback(self):
+        return self.callback
+
+    @property
+    def _args(self):
+        return self.args
+
+    @property
+    def _context(self):
+        return self.context
+
+    @property
+    def _loop(self):
+        return self.loop
+
+    @property
+    def _cancelled(self):
+        return self.is_cancelled
+
+    @property
+    def _source_traceback(self):
+        return self.source_traceback
+
+    @property
+    def _repr(self):
+        return self.representation
+
+    def _repr_info(self):
+        return asyncio.Handle._repr_info(self)
+
+    def __repr__(self):
+        if self.representation is not None:
+            return self.representation
+        return "<{}>".format(" ".join(self._repr_info()))
+
+    def get_context(self):
+        """The contextvars.Context that the callback runs in."""
+        return self.context
+
+    def cancel(self):
+        """The callback will not be called. Cancelling twice, or too late, does nothing."""
+        self.withdraw()
+
+    def cancelled(self):
+        """Whether cancel() was called."""
+        return self.is_cancelled
+
+    cdef int withdraw(self) except -1:
+        if self.is_cancelled:
+            return 0
+        self.is_cancelled = True
+        if self.loop.get_debug():
+            # "Executing <Handle ...> took 2.5 seconds" still has to name what ran.
+            self.representation = repr(self)
+        self.callback = None
+        self.args = None
+        return 0
+
+    cdef inline object invoke(self):
+        cdef Py_ssize_t count = PyTuple_GET_SIZE(self.args)
+        if count == 0:
+            return PyObject_CallNoArgs(self.callback)
+        if count == 1:
+            return PyObject_CallOneArg(self.callback, <object>PyTuple_GET_ITEM(self.args, 0))
+        return PyObject_Call(self.callback, self.args, NULL)
+
+    cdef int run(self) except -1:
+        """Call the callback in its context; only SystemExit and KeyboardInterrupt come out."""
+        # A local reference: the callback may cancel its own handle.
+        context = self.context
+        try:
+            PyContext_Enter(context)
+            try:
+                self.invoke()
+            finally:
+                PyContext_Exit(context)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.report(exc)
+        return 0
+
+    cdef int report(self, exc) except -1:
+        if _DESCRIBE_TAKES_DEBUG:
+            source = format_helpers._format_callback_source(
+                self.callback, self.args, debug=self.loop.get_debug())
+        else:
+            source = format_helpers._format_callback_source(self.callback, self.args)
+        context = {"message": f"Exception in callback {source}", "exception": exc, "handle": self}
+        if self.source_traceback:
+            context["source_traceback"] = self.source_traceback
+        self.loop.call_exception_handler(context)
+        return 0
+
+    def _run(self):
+        self.run()
+
+
+cdef class TimerHandle(Handle):
+    """What call_later() and call_at() return; the interface of asyncio.TimerHandle."""
+    cdef double deadline
+    cdef int64_t deadline_ns
+    cdef Py_ssize_t heap_index
+    cdef TimerHeap heap
+
+    @property
+    def __class__(self):
+        return asyncio.TimerHandle
+
+    @property
+    def _when(self):
+        return self.deadline
+
+    @property
+    def _scheduled(self):
+        return self.heap_index >= 0
+
+    def _repr_info(self):
+        return asyncio.TimerHandle._repr_info(self)
+
+    def when(self):
+        """The deadline in seconds of loop.time()."""
+        return self.deadline
+
+    cdef int withdraw(self) except -1:
+        if not self.is_cancelled and self.heap_index >= 0:
+            self.heap.remove(self)
+        return Handle.withdraw(self)
+
+    def __hash__(self):
+        return hash(self.deadline)
+
+    def __eq__(self, other):
+        if not isinstance(other, asyncio.TimerHandle):
+            return NotImplemented
+        return (self.deadline == other._when and self.callback == other._callback
+                and self.args == other._args and self.is_cancelled == other._cancelled)
+
+    def __lt__(self, other):
+        if not isinstance(other, asyncio.TimerHandle):
+            return NotImplemented
+        return self.deadline < other._when
+
+    def __le__(self, other):
+        if not isinstance(other, asyncio.TimerHandle):
+            return NotImplemented
+        return self.deadline < other._when or self == other
+
+    def __gt__(self, other):
+        if not isinstance(other, asyncio.TimerHandle):
+            return NotImplemented
+        return self.deadline > other._when
+
+    def __ge__(self, other):
+        if not isinstance(other, asyncio.TimerHandle):
+            return NotImplemented
+        return self.deadline > other._when or self == other

@@ -1,0 +1,478 @@
+# LoopCore: the ready queue, the timers and the tick.
+#
+# One tick, in the order of asyncio's iteration, so that what was ready first runs first:
+#   1. collect: completions and readiness go into the answer queue, readers' handles into the ready
+#      queue. Blocks in epoll_wait only when nothing is ready, due or unsubmitted.
+#   2. due timers become ready; the handles that were ready before the collection run, then the
+#      answers are dispatched, then the rest of the snapshot runs.
+#   3. flush: every transport that wrote or wants to receive prepares its SQEs; one submit.
+# Handles that become ready meanwhile wait for the next tick.
+
+cdef enum:
+    # Descriptors outside the ring are looked at at least this often while callbacks keep coming.
+    POLL_INTERVAL_NS = 50000
+
+
+cdef class Flushable:
+    """What has something to submit at the end of the tick."""
+    cdef bint is_dirty
+
+    cdef int flush(self) except -1:
+        """Prepare SQEs, or make the system calls. May call protocols; may become dirty again."""
+        raise NotImplementedError
+
+
+cdef class LoopCore:
+    cdef ReadyQueue ready
+    cdef TimerHeap timers
+    cdef OperationTable operations
+    cdef AnswerQueue answers
+    cdef Poller poller
+    cdef Ring ring
+    cdef Counters counters
+    cdef list dirty
+    cdef Py_ssize_t dirty_head
+    cdef int64_t last_poll_ns
+    cdef uint64_t thread
+    cdef bint ticking, wants_ring, dead
+    cdef bytes scratch
+    cdef public bint _closed, _debug, _stopping
+    cdef public object _thread_id, _current_handle
+    cdef readonly str backend, backend_reason
+    cdef unsigned ring_entries, recv_buffers
+    cdef Py_ssize_t recv_buffer_size
+
+    def __cinit__(self, *args, **kwargs):
+        self.ready = ReadyQueue()
+        self.timers = TimerHeap()
+        self.operations = OperationTable()
+        self.answers = AnswerQueue()
+        self.poller = Poller(self.operations, self.answers, self.ready)
+        self.dirty = []
+        self.backend = "epoll"
+        self.backend_reason = ""
+        self._closed = True     # until __init__ has run: __del__ must not warn about a half-made loop
+
+    def _configure(self, str backend, str reason, options):
+        """What Loop.__init__ decided; the ring itself is made by the thread that first runs."""
+        self.backend = backend
+        self.backend_reason = reason
+        self.wants_ring = backend == "io_uring"
+        self.ring_entries = options.ring_entries
+        self.recv_buffers = options.recv_buffers
+        self.recv_buffer_size = options.recv_buffer_size
+
+    # --- callbacks ---------------------------------------------------------------------------
+
+    cdef inline int check_open(self) except -1:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        return 0
+
+    def _check_closed(self):
+        self.check_open()
+
+    def is_closed(self):
+        """Whether close() was called."""
+        return self._closed
+
+    def is_running(self):
+        """Whether run_forever() or run_until_complete() is executing."""
+        return self._thread_id is not None
+
+    def get_debug(self):
+        """Whether debug mode is on."""
+        return self._debug
+
+    def time(self):
+        """Seconds of CLOCK_MONOTONIC, read now, with nanosecond resolution."""
+        return <double>liburing.monotonic_ns() / 1e9
+
+    cdef int check_debug(self, callback, str method) except -1:
+        self._check_thread()
+        self._check_callback(callback, method)
+        return 0
+
+    cdef inline Handle make_handle(self, callback, tuple args, context):
+        handle = <Handle>Handle.__new__(Handle)
+        handle.callback = callback
+        handle.args = args
+        handle.loop = self
+        handle.context = PyContext_CopyCurrent() if context is None else context
+        if self._debug:
+            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        return handle
+
+    def call_soon(self, callback, *args, context=None):
+        """Run the callback in the next iteration, in the order of the calls."""
+        self.check_open()
+        if self._debug:
+            self.check_debug(callback, "call_soon")
+        handle = self.make_handle(callback, args, context)
+        self.ready.push(handle)
+        return handle
+
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        """call_soon() for other threads and signal handlers; wakes the loop if it waits."""
+        self.check_open()
+        if self._debug:
+            self._check_callback(callback, "call_soon_threadsafe")
+        handle = self.make_handle(callback, args, context)
+        self.ready.push(handle)
+        self.poller.wake()
+        return handle
+
+    cdef TimerHandle make_timer(self, double deadline, callback, tuple args, context):
+        handle = <TimerHandle>TimerHandle.__new__(TimerHandle)
+        handle.callback = callback
+        handle.args = args
+        handle.loop = self
+        handle.context = PyContext_CopyCurrent() if context is None else context
+        if self._debug:
+            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
+        handle.deadline = deadline
+        handle.deadline_ns = deadline_to_ns(deadline)
+        handle.heap_index = -1
+        self.timers.push(handle)
+        return handle
+
+    def call_later(self, delay, callback, *args, context=None):
+        """Run the callback after `delay` seconds, never earlier. Returns a TimerHandle."""
+        if delay is None:
+            raise TypeError("delay must not be None")
+        self.check_open()
+        if self._debug:
+            self.check_debug(callback, "call_later")
+        cdef double seconds = delay
+        return self.make_timer(<double>liburing.monotonic_ns() / 1e9 + seconds,
+                               callback, args, context)
+
+    def call_at(self, when, callback, *args, context=None):
+        """Run the callback when loop.time() reaches `when` seconds. Returns a TimerHandle."""
+        if when is None:
+            raise TypeError("when cannot be None")
+        self.check_open()
+        if self._debug:
+            self.check_debug(callback, "call_at")
+        return self.make_timer(when, callback, args, context)
+
+    def _add_callback(self, handle):
+        # asyncio's signal handling queues an asyncio.Handle of its own.
+        if isinstance(<object>handle, asyncio.Handle) and not handle._cancelled:
+            self.ready.push(self.make_handle(_run_unless_cancelled, (handle,), None))
+
+    def _write_to_self(self):
+        self.poller.wake()
+
+    def stop(self):
+        """Leave run_forever() at the end of the current iteration."""
+        self._stopping = True
+
+    # --- descriptors -------------------------------------------------------------------------
+
+    def _add_reader(self, fd, callback, *args):
+        self.check_open()
+        handle = self.make_handle(callback, args, None)
+        self.poller.set_reader(descriptor_of(fd), handle)
+        return handle
+
+    def _add_writer(self, fd, callback, *args):
+        self.check_open()
+        handle = self.make_handle(callback, args, None)
+        self.poller.set_writer(descriptor_of(fd), handle)
+        return handle
+
+    def _remove_reader(self, fd):
+        return not self._closed and self.poller.clear_reader(descriptor_or_none(fd))
+
+    def _remove_writer(self, fd):
+        return not self._closed and self.poller.clear_writer(descriptor_or_none(fd))
+
+    def _watched(self, int fd):
+        """(mask, reader, writer) of a descriptor as epoll knows it, or None."""
+        if not 0 <= fd < self.poller.capacity or not self.poller.watches[fd].mask:
+            return None
+        return (self.poller.watches[fd].mask, self.poller.readers[fd], self.poller.writers[fd])
+
+    def _owner(self, fd):
+        return self.poller.owner(descriptor_or_none(fd))
+
+    def _clear_owner(self, int fd):
+        owner = self.poller.owner(fd)
+        return owner is not None and self.poller.disown(fd, owner) == 0
+
+    # --- the tick ----------------------------------------------------------------------------
+
+    cdef int mark_dirty(self, Flushable item) except -1:
+        """The item has something to submit: at the end of this tick, or at once if none runs."""
+        if item.is_dirty:
+            return 0
+        item.is_dirty = True
+        self.dirty.append(item)
+        return 0
+
+    cdef int flush(self) except -1:
+        cdef Flushable item
+        # An item may raise KeyboardInterrupt out of a protocol: the rest keeps its place.
+        while self.dirty_head < PyList_GET_SIZE(self.dirty):
+            item = <Flushable>PyList_GET_ITEM(self.dirty, self.dirty_head)
+            self.dirty_head += 1
+            item.is_dirty = False
+            item.flush()
+        if self.dirty_head:
+            self.dirty_head = 0
+            self.dirty.clear()
+        if self.ring is not None:
+            if self.ring.buffers is not None:
+                self.ring.buffers.publish()
+            self.ring.submit()
+        return 0
+
+    cdef int collect(self) except -1:
+        cdef bint busy
+        cdef int64_t now, timeout_ns = -1
+        cdef bint interrupted = False
+        if self.ring is not None:
+            self.ring.drain()
+        busy = (self.ready.count > 0 or self._stopping
+                or self.answers.head != self.answers.tail)
+        now = liburing.monotonic_ns()
+        if busy:
+            timeout_ns = 0
+        elif self.timers.count:
+            timeout_ns = max(0, self.timers.first_ns() - now)
+        if timeout_ns == 0 and not self._stopping and now - self.last_poll_ns < POLL_INTERVAL_NS:
+            if self.ring is None or not liburing.taskrun_pending(&self.ring.ring):
+                return 0
+        self.counters.polls += 1
+        interrupted = self.poller.wait(timeout_ns)
+        self.last_poll_ns = now if timeout_ns == 0 else liburing.monotonic_ns()
+        if self.ring is not None:
+            self.ring.drain()
+        if interrupted:
+            PyErr_CheckSignals()
+        return 0
+
+    cdef int take_due_timers(self) except -1:
+        cdef int64_t now
+        cdef TimerHandle handle
+        if self.timers.count == 0:
+            return 0
+        now = liburing.monotonic_ns()
+        while self.timers.count and self.timers.first_ns() <= now:
+            handle = self.timers.pop()
+            self.ready.push(handle)
+        return 0
+
+    cdef int run_ready(self, Py_ssize_t count) except -1:
+        """Run that many handles; fewer when a nested iteration took some."""
+        cdef Handle handle
+        while count > 0 and self.ready.count > 0:
+            count -= 1
+            handle = self.ready.pop()
+            if handle.is_cancelled:
+                continue
+            if self._debug:
+                self.run_in_debug_mode(handle)
+            else:
+                handle.run()
+        return 0
+
+    cdef int run_in_debug_mode(self, Handle handle) except -1:
+        cdef int64_t started
+        self._current_handle = handle
+        started = liburing.monotonic_ns()
+        try:
+            handle.run()
+            self.log_if_slow(handle, liburing.monotonic_ns() - started)
+        finally:
+            self._current_handle = None
+        return 0
+
+    cdef int log_if_slow(self, object what, int64_t elapsed_ns) except -1:
+        """asyncio's warning about what held the loop longer than slow_callback_duration."""
+        cdef double seconds = elapsed_ns * 1e-9
+        if seconds >= self.slow_callback_duration:
+            if isinstance(what, Handle):
+                what = base_events._format_handle(what)
+            asyncio_logger.warning("Executing %s took %.3f seconds", what, seconds)
+        return 0
+
+    cdef int dispatch(self) except -1:
+        """Tell every operation its answers, in the order in which they were taken."""
+        cdef Answer answer
+        cdef Operation operation
+        cdef int64_t started = 0
+        while self.answers.pop(&answer):
+            operation = self.operations.find(answer.user_data)
+            if operation is None:
+                # It ended meanwhile: readiness of a descriptor that nobody watches any more.
+                continue
+            if answer.flags != READINESS and not answer.flags & liburing.IORING_CQE_F_MORE:
+                self.ring.finished(operation)
+            if self._debug:
+                started = liburing.monotonic_ns()
+                operation.complete(answer.result, answer.flags)
+                self.log_if_slow(operation, liburing.monotonic_ns() - started)
+            else:
+                operation.complete(answer.result, answer.flags)
+        return 0
+
+    cdef int tick(self) except -1:
+        cdef Py_ssize_t earlier = self.ready.count, later
+        if self.dead:
+            self.refuse_dead()
+        self.counters.ticks += 1
+        self.collect()
+        self.take_due_timers()
+        later = self.ready.count - earlier
+        self.run_ready(earlier)
+        self.dispatch()
+        self.run_ready(later)
+        self.flush()
+        return 0
+
+    def _run_once(self):
+        """One iteration. run_forever() does not come here; tools that nest loops do."""
+        self.begin_running()
+        try:
+            self.tick()
+        finally:
+            self.ticking = False
+
+    def _run_until_stopped(self):
+        """Iterate until stop(). The caller has made this the thread's running loop."""
+        self.begin_running()
+        try:
+            while True:
+                self.tick()
+                if self._stopping:
+                    break
+        finally:
+            self.ticking = False
+            # What was written must leave although nobody may ever run the loop again.
+            if not self.dead:
+                self.flush()
+
+    # --- life cycle --------------------------------------------------------------------------
+
+    cdef int begin_running(self) except -1:
+        cdef uint64_t thread = PyThread_get_thread_ident()
+        if self.dead:
+            self.refuse_dead()
+        self.poller.open()
+        if self.wants_ring and self.ring is None:
+            self.open_ring()
+        elif self.ring is not None and self.thread != thread and self.ring.in_flight:
+            # Requests belong to the thread that submitted them and die with it. They are ended
+            # here with their data, and each transport asks again from this thread.
+            if not self.ring.settle():
+                raise RuntimeError("requests of the thread that ran this loop before do not end")
+        self.thread = thread
+        self.last_poll_ns = 0
+        self.ticking = True
+        return 0
+
+    cdef int refuse_dead(self) except -1:
+        raise RuntimeError(
+            "this event loop belongs to the parent process: after fork() a child must make "
+            "its own (uringloop.new_event_loop())")
+
+    cdef int open_ring(self) except -1:
+        cdef Ring ring = Ring(self.operations, self.answers)
+        cdef str step = "setup"
+        cdef int error = ring.open(self.ring_entries)
+        if error == 0:
+            step = "buffers"
+            error = ring.open_buffers(self.recv_buffers, min(64, self.recv_buffers),
+                                      self.recv_buffer_size)
+            if error:
+                ring.close()
+        if error == 0:
+            try:
+                self.poller.watch_ring(ring.ring.ring_fd)
+            except OSError:
+                ring.close()
+                raise
+            self.ring = ring
+            return 0
+        # Raises when io_uring was demanded, else says once per process that epoll is used.
+        self.backend_reason = self._ring_refused(error, step)
+        self.backend = "epoll"
+        self.wants_ring = False
+        return 0
+
+    cdef object scratch_space(self):
+        """A block that stays hot, for small messages of readiness-based receives."""
+        if self.scratch is None:
+            self.scratch = PyBytes_FromStringAndSize(NULL, READ_SIZE)
+        return self.scratch
+
+    def _stats(self):
+        return read_counters(self)
+
+    def _release(self):
+        """The part of close() that is ours: nothing of this loop runs or is watched any more."""
+        cdef Handle handle
+        if not self.dead and self.ring is not None:
+            self.flush()
+        if self.ring is not None:
+            if not self.dead:
+                self.poller.unwatch_ring()
+            self.ring.close()
+            self.ring = None
+        self.poller.close()
+        self.dirty.clear()
+        self.ready.clear()
+        self.timers.clear()
+
+    def _after_fork_in_child(self):
+        """Let go of what is shared with the parent. A loop that never ran may go on."""
+        if self.ring is not None or self.ticking:
+            self.dead = True
+            if self.ring is not None:
+                self.ring.abandon()
+            self.poller.abandon()
+        else:
+            self.poller.reopen()
+
+
+cdef int descriptor_of(fd) except -1:
+    """The number of a descriptor or file object; ValueError as selectors raises it."""
+    cdef object number = fd
+    if not isinstance(number, int):
+        try:
+            number = int(fd.fileno())
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(f"Invalid file object: {fd!r}") from None
+    if number < 0 or number > INT_MAX:
+        raise ValueError(f"Invalid file descriptor: {number}")
+    return number
+
+
+cdef int descriptor_or_none(fd) except -2:
+    """descriptor_of() for removals: -1 for a file object that was closed already."""
+    cdef object number = fd
+    if not isinstance(number, int):
+        try:
+            number = int(fd.fileno())
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(f"Invalid file object: {fd!r}") from None
+    return number if 0 <= number <= INT_MAX else -1
+
+
+def _run_unless_cancelled(handle):
+    if not handle._cancelled:
+        handle._run()
+
+
+cdef int64_t deadline_to_ns(double seconds) noexcept:
+    """Nanoseconds, rounded up so that no timer is early; out of range means never (or now)."""
+    if not seconds < 9e9:       # NaN compares false, and is due at once as in asyncio
+        return INT64_MAX if seconds >= 9e9 else 0
+    if seconds <= 0:
+        return 0
+    cdef int64_t deadline_ns = <int64_t>ceil(seconds * 1e9)
+    if <double>deadline_ns / 1e9 < seconds:
+        deadline_ns += 1        # loop.time() is a rounded number too
+    return deadline_ns

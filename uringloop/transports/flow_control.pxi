@@ -1,0 +1,67 @@
+# Flow control: when a protocol is told to pause and resume writing.
+#
+# The mark is compared with the bytes that the kernel has not accepted yet.
+
+cdef class FlowControlTransport(Transport):
+    cdef Py_ssize_t high_water, low_water
+    cdef bint writing_paused
+    # Where resume_writing() runs: asyncio copies the context when the write has to wait.
+    cdef object writing_context
+
+    cdef Py_ssize_t output_size(self) noexcept:
+        return 0
+
+    def get_write_buffer_limits(self):
+        """(low, high) in bytes."""
+        return self.low_water, self.high_water
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        """Set the marks in bytes: pause_writing() above high, resume_writing() at or below low.
+
+        Defaults as in asyncio: high = 64 KiB (or 4 * low), low = high // 4. ValueError unless
+        high >= low >= 0.
+        """
+        if high is None:
+            high = 64 * 1024 if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self.high_water = min(high, PY_SSIZE_T_MAX)
+        self.low_water = min(low, PY_SSIZE_T_MAX)
+        self.maybe_pause_writing()
+
+    cdef int maybe_pause_writing(self) except -1:
+        if self.writing_paused or self.output_size() <= self.high_water:
+            return 0
+        self.writing_paused = True
+        self.writing_context = PyContext_CopyCurrent()
+        try:
+            self.protocol.pause_writing()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.report_flow_error(exc, "protocol.pause_writing() failed")
+        return 0
+
+    cdef int maybe_resume_writing(self) except -1:
+        if not self.writing_paused or self.output_size() > self.low_water:
+            return 0
+        self.writing_paused = False
+        context, self.writing_context = self.writing_context, None
+        try:
+            PyContext_Enter(context)
+            try:
+                self.protocol.resume_writing()
+            finally:
+                PyContext_Exit(context)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.report_flow_error(exc, "protocol.resume_writing() failed")
+        return 0
+
+    cdef int report_flow_error(self, exc, str message) except -1:
+        self.loop.call_exception_handler({
+            "message": message, "exception": exc, "transport": self, "protocol": self.protocol})
+        return 0

@@ -1,0 +1,185 @@
+# Listener: one listening socket of a server.
+#
+# On the ring a multishot accept stays armed; on epoll the socket is watched and accept4(2) called up
+# to backlog times per readiness. The kernel gives an accepted descriptor only the flags that the
+# request names. A request in flight keeps the socket listening after close(): it is cancelled, and
+# the cancellation waited for, before the socket is closed; connections that still come are closed.
+
+@cython.final
+cdef class AcceptOperation(Operation):
+    cdef Listener listener
+
+    def __repr__(self):
+        return repr(self.listener)
+
+    cdef int complete(self, int32_t result, uint32_t flags) except -1:
+        if flags == READINESS:
+            return self.listener.accept_ready()
+        if not flags & liburing.IORING_CQE_F_MORE:
+            self.listener.request_ended(result)
+        if result >= 0:
+            return self.listener.accepted(result)
+        if result != -ECONNABORTED and not is_retry(result):
+            return self.listener.accept_failed(-result)
+        return 0
+
+    cdef int discard(self, int32_t result, uint32_t flags) except -1:
+        if flags != READINESS and result >= 0:
+            close_fd(result)
+        return 0
+
+
+@cython.final
+cdef class Listener(Flushable):
+    cdef LoopCore loop
+    cdef object sock, server, protocol_factory, sslcontext, context
+    cdef object handshake_timeout, shutdown_timeout
+    cdef int fd, backlog
+    cdef bint serving, watching
+    cdef AcceptOperation operation
+
+    def __repr__(self):
+        return f"<Listener fd={self.fd} server={self.server!r}>"
+
+    cdef int start(self) except -1:
+        self.serving = True
+        return self.loop.mark_dirty(self)
+
+    cdef int flush(self) except -1:
+        """Prepare the accept request."""
+        cdef liburing.io_uring_sqe *sqe
+        if not self.serving or self.operation.state != IDLE:
+            return 0
+        if self.loop.ring is None:
+            self.loop.poller.watch_input(self.fd, self.operation)
+            self.watching = True
+            return 0
+        sqe = self.loop.ring.start(self.operation, liburing.IORING_OP_ACCEPT, self.fd, NULL, 0)
+        sqe.ioprio = liburing.IORING_ACCEPT_MULTISHOT
+        sqe.accept_flags = liburing.SOCK_NONBLOCK | liburing.SOCK_CLOEXEC
+        return 0
+
+    cdef int halt(self) except -1:
+        if self.operation.state == IDLE:
+            return 0
+        if self.watching:
+            self.watching = False
+            self.loop.poller.clear_reader(self.fd)
+        else:
+            self.loop.ring.cancel_now(self.operation)
+        return 0
+
+    cdef int stop(self) except -1:
+        """Accept nothing more; the caller closes the socket."""
+        self.serving = False
+        return self.halt()
+
+    cdef int request_ended(self, int32_t result) except -1:
+        if self.serving and (result >= 0 or result == -ECONNABORTED or is_retry(result)):
+            self.start()
+        return 0
+
+    cdef int accept_ready(self) except -1:
+        cdef int i, fd
+        for i in range(max(self.backlog, 1)):
+            if not self.serving:
+                return 0
+            fd = accept4(self.fd, NULL, NULL, liburing.SOCK_NONBLOCK | liburing.SOCK_CLOEXEC)
+            if fd >= 0:
+                self.accepted(fd)
+            elif errno not in (ECONNABORTED, EINTR):
+                return 0 if errno == EAGAIN else self.accept_failed(errno)
+        return 0
+
+    cdef int accept_failed(self, int error) except -1:
+        """Out of descriptors or memory: say so, and try again in a second, as asyncio does."""
+        self.halt()
+        exc = os_error(error)
+        context = {"message": "socket.accept() out of system resource", "exception": exc,
+                   "socket": trsock.TransportSocket(self.sock)}
+        if error not in (EMFILE, ENFILE, ENOBUFS, ENOMEM):
+            context["message"] = "socket.accept() failed"
+        self.loop.call_exception_handler(context)
+        if self.serving:
+            self.loop.call_later(constants.ACCEPT_RETRY_DELAY, self._retry)
+        return 0
+
+    def _retry(self):
+        if self.serving:
+            self.start()
+
+    cdef int accepted(self, int fd) except -1:
+        """A new connection, whose descriptor is ours to close until a socket object owns it."""
+        if not self.serving:
+            close_fd(fd)
+            return 0
+        try:
+            conn = socket.socket(self.sock.family, self.sock.type, self.sock.proto, fileno=fd)
+        except BaseException:
+            close_fd(fd)
+            raise
+        context = self.context.copy()
+        PyContext_Enter(context)
+        try:
+            self.serve(conn)
+        finally:
+            PyContext_Exit(context)
+        return 0
+
+    cdef int serve(self, conn) except -1:
+        protocol = transport = None
+        extra = {}
+        try:
+            extra["peername"] = conn.getpeername()
+        except OSError:
+            extra["peername"] = None        # the peer has gone already
+        if self.loop._debug:
+            asyncio_logger.debug("%r got a new connection from %r: %r",
+                                 self.server, extra["peername"], conn)
+        if self.sslcontext:
+            self.loop.create_task(self.loop._accept_connection2(
+                self.protocol_factory, conn, extra, self.sslcontext, self.server,
+                self.handshake_timeout, self.shutdown_timeout))
+            return 0
+        try:
+            protocol = self.protocol_factory()
+            transport = make_stream_transport(
+                self.loop, conn, protocol, extra=extra, server=self.server)
+        except (SystemExit, KeyboardInterrupt):
+            conn.close()
+            raise
+        except BaseException as exc:
+            conn.close()
+            if self.loop._debug:
+                context = {"message": "Error on transport creation for incoming connection",
+                           "exception": exc}
+                if protocol is not None:
+                    context["protocol"] = protocol
+                self.loop.call_exception_handler(context)
+        return 0
+
+
+def make_listener(LoopCore loop, protocol_factory, sock, sslcontext, server, backlog,
+                  handshake_timeout, shutdown_timeout):
+    """Start to accept on a listening socket; stop_listener() ends it."""
+    cdef Listener listener = Listener.__new__(Listener)
+    cdef AcceptOperation operation = AcceptOperation.__new__(AcceptOperation)
+    listener.loop = loop
+    listener.sock = sock
+    listener.fd = sock.fileno()
+    listener.server = server
+    listener.protocol_factory = protocol_factory
+    listener.sslcontext = sslcontext
+    listener.backlog = backlog
+    listener.handshake_timeout = handshake_timeout
+    listener.shutdown_timeout = shutdown_timeout
+    listener.context = PyContext_CopyCurrent()
+    listener.operation = operation
+    operation.listener = listener
+    listener.start()
+    return listener
+
+
+def stop_listener(Listener listener):
+    """Accept nothing more on the listener's socket, which the caller may close now."""
+    listener.stop()

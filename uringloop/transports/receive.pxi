@@ -1,0 +1,278 @@
+# Receiver: the input of one stream transport.
+#
+# Two modes. Small: a multishot receive out of the buffer ring stays armed; one SQE serves any number
+# of messages. Large: readiness from the poller, then recv(2) straight into the message, because
+# blocks that pass through the ring are cold by the time they are read (docs/performance.md). A full
+# block switches to large, a run of small messages back. Without a ring only the large mode exists.
+#
+# What arrives while the protocol does not want it (paused, or a cancelled request that had won) is
+# held here, in order, and delivered before anything newer. A request is armed again only after the
+# last answer of the one before.
+
+cdef enum:
+    # From here a block itself becomes the message; below, copying is cheaper than a fresh block.
+    HAND_OVER_SIZE = 8192
+    # A bytes object of this size stays below malloc's mmap threshold of 128 KiB.
+    READ_SIZE = 120 * 1024
+    SMALL_MESSAGE = 8192
+    SMALL_RUN = 32
+
+
+@cython.final
+cdef class Receiver(Operation):
+    cdef StreamTransport transport
+    cdef object context         # the protocol's callbacks run in it, as in a reader of asyncio
+    cdef bint wanted            # started, not paused, not closing
+    cdef bint large             # the mode
+    cdef bint watching          # in flight in the poller, not in the ring
+    cdef bint must_arm
+    cdef bint delivery_scheduled
+    cdef int small_in_a_row
+    cdef object held            # deque of bytes, or None
+    cdef object end             # None; EOFError for end of file; or the OSError
+
+    def __repr__(self):
+        return repr(self.transport)
+
+    cdef int start(self) except -1:
+        """Deliver what is held, then receive."""
+        self.wanted = True
+        self.context = PyContext_CopyCurrent()
+        if self.held or self.end is not None:
+            self.schedule_delivery()
+        else:
+            self.arm()
+        return 0
+
+    cdef int pause(self) except -1:
+        """Deliver nothing more; what the kernel still sends is held."""
+        self.wanted = False
+        self.must_arm = False
+        return self.halt()
+
+    cdef int stop(self) except -1:
+        """The connection is closing: nothing will be delivered any more."""
+        self.pause()
+        self.held = None
+        self.end = None
+        return 0
+
+    cdef int halt(self) except -1:
+        """End the request in flight; in the ring its last answer comes later."""
+        if self.state == IDLE:
+            return 0
+        if self.watching:
+            self.watching = False
+            self.transport.loop.poller.clear_reader(self.transport.fd)
+            if self.state != IDLE:      # somebody else watches the descriptor meanwhile
+                self.transport.loop.operations.end(self)
+        else:
+            self.transport.loop.ring.cancel(self)
+        return 0
+
+    cdef int arm(self) except -1:
+        """Have a request prepared by the end of the tick."""
+        if self.wanted and self.end is None and self.state == IDLE:
+            self.must_arm = True
+            self.transport.loop.mark_dirty(self.transport)
+        return 0
+
+    cdef int prepare(self) except -1:
+        """Called from the flush: put the request into the ring or the poller."""
+        cdef LoopCore loop = self.transport.loop
+        cdef liburing.io_uring_sqe *sqe
+        self.must_arm = False
+        if not self.wanted or self.end is not None or self.state != IDLE:
+            return 0
+        if self.large or loop.ring is None:
+            loop.poller.watch_input(self.transport.fd, self)
+            self.watching = True
+            return 0
+        sqe = loop.ring.start(self, liburing.IORING_OP_RECV, self.transport.fd, NULL, 0)
+        sqe.flags = liburing.IOSQE_BUFFER_SELECT
+        sqe.ioprio = liburing.IORING_RECV_MULTISHOT
+        sqe.buf_group = BUFFER_GROUP
+        return 0
+
+    cdef int complete(self, int32_t result, uint32_t flags) except -1:
+        if flags == READINESS:
+            return self.read_now()
+        # Bookkeeping first: the protocol may raise.
+        if not flags & liburing.IORING_CQE_F_MORE:
+            self.request_ended(result)
+        if result > 0:
+            return self.take_block(flags >> liburing.IORING_CQE_BUFFER_SHIFT, result)
+        # An error may name a block; it is never offered again (liburing #1530).
+        if result == 0:
+            return self.input_ended(EOFError())
+        if result == -ENOBUFS or is_retry(result):
+            return 0
+        return self.input_ended(os_error(-result))
+
+    cdef int discard(self, int32_t result, uint32_t flags) except -1:
+        self.held = None
+        return 0
+
+    cdef int request_ended(self, int32_t result) except -1:
+        cdef Ring ring = self.transport.loop.ring
+        if self.transport.finished:
+            return self.transport.release_when_idle()
+        if result == -ENOBUFS:
+            # The data waits in the socket. More blocks are in use at once than there were.
+            ring.buffers_ran_dry += 1
+            ring.buffers.grow(ring.buffers.count)
+        if result > 0 or result == -ENOBUFS or is_retry(result):
+            # Not asked for when the completion queue was full, or a thread ended.
+            return self.arm()
+        return 0
+
+    cdef int take_block(self, unsigned block, int32_t size) except -1:
+        cdef LoopCore loop = self.transport.loop
+        cdef BufferRing buffers = loop.ring.buffers
+        cdef const char *content = buffers.lend(block)
+        loop.counters.bytes_received += size
+        if self.transport.closing:
+            buffers.give_back(block)
+            return 0
+        if size == buffers.block_size and not self.large:
+            self.switch_to_large()
+        if not self.wanted or self.held:
+            self.hold(PyBytes_FromStringAndSize(content, size))
+            buffers.give_back(block)
+            return 0
+        if self.transport.buffered:
+            try:
+                self.feed(content, size)
+            finally:
+                buffers.give_back(block)
+            return 0
+        if size < HAND_OVER_SIZE:
+            loop.counters.messages_copied += 1
+            data = PyBytes_FromStringAndSize(content, size)
+            buffers.give_back(block)
+        else:
+            data = buffers.hand_over(block, size)
+        return self.transport.data_received(self.context, data)
+
+    cdef int hold(self, bytes data) except -1:
+        if self.held is None:
+            self.held = collections.deque()
+        self.held.append(data)
+        return 0
+
+    cdef int switch_to_large(self) except -1:
+        self.large = True
+        self.small_in_a_row = 0
+        self.transport.loop.counters.mode_switches += 1
+        return self.halt()
+
+    cdef int switch_to_small(self) except -1:
+        self.large = False
+        self.transport.loop.counters.mode_switches += 1
+        self.halt()
+        return self.arm()
+
+    cdef int feed(self, const char *content, Py_ssize_t size) except -1:
+        """Copy into the buffers of a BufferedProtocol, which may pause, close or be replaced."""
+        cdef Py_ssize_t copied
+        while size > 0 and not self.transport.closing:
+            if not self.wanted or not self.transport.buffered:
+                rest = PyBytes_FromStringAndSize(content, size)
+                if self.wanted:
+                    return self.transport.data_received(self.context, rest)
+                if self.held is None:
+                    self.held = collections.deque()
+                self.held.appendleft(rest)
+                return 0
+            copied = self.transport.buffer_filled(self.context, content, size)
+            content += copied
+            size -= copied
+        return 0
+
+    cdef int read_now(self) except -1:
+        """The descriptor is readable: one recv(2), so that no connection starves the others."""
+        cdef LoopCore loop = self.transport.loop
+        cdef ssize_t size
+        cdef object space
+        cdef PyObject *message
+        if not self.wanted or self.transport.closing:
+            return 0
+        if self.transport.buffered:
+            size = self.transport.buffer_received(self.context)
+            if size > 0:
+                self.count_message(size)
+            return 0
+        if self.small_in_a_row:
+            space = loop.scratch_space()
+        else:
+            space = PyBytes_FromStringAndSize(NULL, READ_SIZE)
+        size = liburing.recv(self.transport.fd, PyBytes_AS_STRING(space), READ_SIZE, 0)
+        if size <= 0:
+            return self.read_failed(size)
+        if space is loop.scratch:
+            loop.counters.messages_copied += 1
+            data = PyBytes_FromStringAndSize(PyBytes_AS_STRING(space), size)
+        else:
+            message = <PyObject *>space
+            Py_INCREF(space)
+            space = None                # _PyBytes_Resize wants the only reference
+            _PyBytes_Resize(&message, size)
+            data = <object>message
+            Py_DECREF(data)
+        self.count_message(size)
+        return self.transport.data_received(self.context, data)
+
+    cdef int count_message(self, ssize_t size) except -1:
+        cdef LoopCore loop = self.transport.loop
+        loop.counters.bytes_received += size
+        if size >= SMALL_MESSAGE:
+            self.small_in_a_row = 0
+            return 0
+        if self.small_in_a_row < SMALL_RUN:
+            self.small_in_a_row += 1
+        if self.small_in_a_row == SMALL_RUN and self.large and loop.ring is not None:
+            self.switch_to_small()
+        return 0
+
+    cdef int read_failed(self, ssize_t size) except -1:
+        """recv(2) returned 0 or failed, errno being set."""
+        cdef int error = errno
+        if size < 0 and error in (EAGAIN, EINTR):
+            return 0
+        self.halt()
+        return self.input_ended(EOFError() if size == 0 else os_error(error))
+
+    cdef int input_ended(self, end) except -1:
+        if self.transport.closing or self.end is not None:
+            return 0
+        self.end = end
+        if not self.wanted or self.held:
+            return 0
+        return self.report_end()
+
+    cdef int report_end(self) except -1:
+        self.must_arm = False
+        if isinstance(self.end, EOFError):
+            return self.transport.eof_received(self.context)
+        return self.transport.fatal_error(self.end, "Fatal read error on socket transport")
+
+    cdef int schedule_delivery(self) except -1:
+        if not self.delivery_scheduled:
+            self.delivery_scheduled = True
+            self.transport.loop.call_soon(self._deliver_held)
+        return 0
+
+    def _deliver_held(self):
+        cdef bytes data
+        self.delivery_scheduled = False
+        while self.held and self.wanted and not self.transport.closing:
+            data = self.held.popleft()
+            if self.transport.buffered:
+                self.feed(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+            else:
+                self.transport.data_received(self.context, data)
+        if self.wanted and not self.transport.closing:
+            if self.end is not None:
+                self.report_end()
+            else:
+                self.arm()

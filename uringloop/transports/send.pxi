@@ -1,0 +1,191 @@
+# Sender: the output of one stream transport.
+#
+# Owner: the chunks belong to the sender until the kernel has taken them. Bytes objects are
+# referenced, everything else is copied before write() returns (the caller may change it).
+#
+# At most one send is in flight per socket: two would interleave. It is MSG_WAITALL, so a short
+# result means an error or a cancellation, and sending the rest tells which. It carries at most
+# CHUNK_SIZE bytes: beyond that the kernel moves the request to a worker thread, where it cannot be
+# cancelled any more (docs/kernel.md, "Sends").
+
+cdef enum:
+    CHUNK_SIZE = 256 * 1024
+    MAX_VECTORS = 1024          # IOV_MAX; one more is EMSGSIZE
+    # From here send(2) at once is cheaper than a trip through the ring (docs/performance.md).
+    SEND_NOW_SIZE = 16384
+
+
+@cython.final
+cdef class Sender(Operation):
+    cdef StreamTransport transport
+    cdef list chunks            # bytes; those before `first` are sent
+    cdef Py_ssize_t first
+    cdef Py_ssize_t offset      # bytes of chunks[first] that are sent
+    cdef Py_ssize_t size        # bytes in all that are not sent
+    cdef Py_ssize_t requested   # bytes of the request in flight
+    cdef bint watching          # in flight in the poller, not in the ring
+    cdef bint dropped           # what is in flight belongs to a connection that was aborted
+    cdef liburing.msghdr message
+    cdef liburing.iovec *vectors
+    cdef Py_ssize_t vector_room
+
+    def __cinit__(self):
+        self.chunks = []
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.vectors)
+
+    def __repr__(self):
+        return repr(self.transport)
+
+    cdef inline int append(self, bytes chunk) except -1:
+        self.chunks.append(chunk)
+        self.size += PyBytes_GET_SIZE(chunk)
+        return 0
+
+    cdef Py_ssize_t gather(self) except -1:
+        """Point the vectors at what is to be sent next. Returns the bytes; message counts them."""
+        cdef Py_ssize_t index = self.first, skip = self.offset, total = 0, length
+        cdef Py_ssize_t count = 0, wanted = min(PyList_GET_SIZE(self.chunks) - index, MAX_VECTORS)
+        cdef liburing.iovec *vectors
+        cdef PyObject *chunk
+        if wanted > self.vector_room:
+            vectors = <liburing.iovec *>PyMem_RawRealloc(
+                self.vectors, wanted * sizeof(liburing.iovec))
+            if vectors is NULL:
+                raise MemoryError()
+            self.vectors = vectors
+            self.vector_room = wanted
+        while count < wanted and total < CHUNK_SIZE:
+            chunk = <PyObject *>PyList_GET_ITEM(self.chunks, index)
+            length = min(PyBytes_GET_SIZE(<object>chunk) - skip, CHUNK_SIZE - total)
+            self.vectors[count].iov_base = PyBytes_AS_STRING(<object>chunk) + skip
+            self.vectors[count].iov_len = length
+            total += length
+            skip = 0
+            count += 1
+            index += 1
+        memset(&self.message, 0, sizeof(self.message))
+        self.message.msg_iov = self.vectors
+        self.message.msg_iovlen = count
+        return total
+
+    cdef int consume(self, Py_ssize_t sent) except -1:
+        """The kernel has taken that many bytes: drop their chunks."""
+        cdef Py_ssize_t left
+        self.size -= sent
+        self.transport.loop.counters.bytes_sent += sent
+        while sent:
+            left = PyBytes_GET_SIZE(<object>PyList_GET_ITEM(self.chunks, self.first)) - self.offset
+            if sent < left:
+                self.offset += sent
+                return 0
+            sent -= left
+            self.offset = 0
+            self.chunks[self.first] = None
+            self.first += 1
+        if self.first == PyList_GET_SIZE(self.chunks):
+            self.first = 0
+            self.chunks.clear()
+        elif self.first >= 1024 and 2 * self.first > PyList_GET_SIZE(self.chunks):
+            del self.chunks[:self.first]
+            self.first = 0
+        return 0
+
+    cdef int send_now(self) except -1:
+        """send(2) until everything is sent or the socket is full. Returns 0 or a positive errno."""
+        cdef Py_ssize_t wanted
+        cdef ssize_t sent
+        while self.size:
+            wanted = self.gather()
+            if self.message.msg_iovlen == 1:
+                sent = liburing.send(self.transport.fd, self.vectors[0].iov_base,
+                                     self.vectors[0].iov_len, liburing.MSG_NOSIGNAL)
+            else:
+                sent = liburing.sendmsg(self.transport.fd, &self.message, liburing.MSG_NOSIGNAL)
+            if sent < 0:
+                if errno == EINTR:
+                    continue
+                return 0 if errno == EAGAIN else errno
+            self.consume(sent)
+            if sent < wanted:
+                return 0
+        return 0
+
+    cdef int prepare(self) except -1:
+        """Called from the flush: put the next request into the ring or the poller."""
+        cdef LoopCore loop = self.transport.loop
+        cdef liburing.io_uring_sqe *sqe
+        cdef int error
+        if self.state != IDLE or not self.size:
+            return 0
+        if loop.ring is None:
+            error = self.send_now()
+            if error:
+                return self.failed(error)
+            if self.size:
+                loop.poller.watch_output(self.transport.fd, self)
+                self.watching = True
+            return self.transport.output_sent()
+        self.requested = self.gather()
+        if self.message.msg_iovlen == 1:
+            sqe = loop.ring.start(self, liburing.IORING_OP_SEND, self.transport.fd,
+                                  self.vectors[0].iov_base, <uint32_t>self.vectors[0].iov_len)
+        else:
+            sqe = loop.ring.start(self, liburing.IORING_OP_SENDMSG, self.transport.fd,
+                                  &self.message, 1)
+        sqe.msg_flags = liburing.MSG_WAITALL | liburing.MSG_NOSIGNAL
+        return 0
+
+    cdef int complete(self, int32_t result, uint32_t flags) except -1:
+        cdef int error = 0
+        if flags == READINESS:
+            error = self.send_now()
+            if error or not self.size:
+                self.stop_watching()
+        elif self.dropped:
+            self.forget()
+            if self.transport.finished:
+                self.transport.release_when_idle()
+            return 0
+        elif result >= 0:
+            self.consume(result)
+        elif not is_retry(result):
+            error = -result
+        if error:
+            return self.failed(error)
+        if self.size and self.state == IDLE:
+            self.transport.loop.mark_dirty(self.transport)
+        return self.transport.output_sent()
+
+    cdef int discard(self, int32_t result, uint32_t flags) except -1:
+        self.forget()
+        return 0
+
+    cdef int failed(self, int error) except -1:
+        return self.transport.fatal_error(
+            os_error(error), "Fatal write error on socket transport")
+
+    cdef int stop_watching(self) except -1:
+        if self.watching:
+            self.watching = False
+            self.transport.loop.poller.clear_writer(self.transport.fd)
+            if self.state != IDLE:      # somebody else watches the descriptor meanwhile
+                self.transport.loop.operations.end(self)
+        return 0
+
+    cdef int drop(self) except -1:
+        """The connection was aborted: send nothing more. What is in flight keeps its memory."""
+        self.stop_watching()
+        self.size = 0
+        if self.state == IDLE:
+            self.forget()
+        else:
+            self.dropped = True
+            self.transport.loop.ring.cancel(self)
+        return 0
+
+    cdef int forget(self) except -1:
+        self.chunks.clear()
+        self.first = self.offset = self.size = 0
+        return 0

@@ -1,0 +1,375 @@
+# StreamTransport: TCP and Unix stream sockets; the meeting point of protocol, Receiver and Sender.
+#
+# Writes are collected during a tick and leave together in the flush: that is where io_uring's gain
+# comes from. Exceptions: a large write goes out at once by send(2), and so does every write while
+# the loop is not running, because nobody knows when it will run again.
+
+_TOO_LATE_WARNINGS = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+
+
+@cython.final
+cdef class StreamTransport(FlowControlTransport):
+    cdef Receiver receiver
+    cdef Sender sender
+    cdef bint buffered          # the protocol is a BufferedProtocol
+    cdef bint reading_paused
+    cdef bint eof_written
+    cdef object empty_waiter
+
+    _start_tls_compatible = True
+    _sendfile_compatible = constants._SendfileMode.TRY_NATIVE
+
+    def __repr__(self):
+        info = [type(self).__name__]
+        if self.sock is None:
+            info.append("closed")
+        elif self.closing:
+            info.append("closing")
+        info.append(f"fd={self.fd}")
+        if self.loop is not None and not self.loop._closed:
+            reading = self.receiver.wanted and self.receiver.end is None
+            info.append("read=polling" if reading else "read=idle")
+            sending = "idle" if self.sender.state == IDLE else "polling"
+            info.append(f"write=<{sending}, bufsize={self.sender.size}>")
+        return "<{}>".format(" ".join(info))
+
+    def set_protocol(self, protocol):
+        """Switch to another protocol, of either kind; what arrives next goes to it."""
+        self.protocol = protocol
+        self.buffered = isinstance(protocol, asyncio.BufferedProtocol)
+
+    # --- input -------------------------------------------------------------------------------
+
+    def _start_reading(self):
+        if not self.closing and not self.reading_paused:
+            self.receiver.start()
+
+    def is_reading(self):
+        """Whether data is delivered as it arrives."""
+        return not self.closing and not self.reading_paused
+
+    def pause_reading(self):
+        """Deliver no data until resume_reading(); what is on its way is kept in order."""
+        if self.closing or self.reading_paused:
+            return
+        self.reading_paused = True
+        self.receiver.pause()
+        if self.loop._debug:
+            asyncio_logger.debug("%r pauses reading", self)
+
+    def resume_reading(self):
+        """Deliver data again, beginning with what was kept."""
+        if self.closing or not self.reading_paused:
+            return
+        self.reading_paused = False
+        self.receiver.start()
+        if self.loop._debug:
+            asyncio_logger.debug("%r resumes reading", self)
+
+    cdef int stop_receiving(self) except -1:
+        return self.receiver.stop()
+
+    cdef int data_received(self, context, bytes data) except -1:
+        try:
+            PyContext_Enter(context)
+            try:
+                self.protocol.data_received(data)
+            finally:
+                PyContext_Exit(context)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
+        return 0
+
+    cdef Py_ssize_t buffer_filled(self, context, const char *content, Py_ssize_t size) except -1:
+        """Copy into one get_buffer(). Returns the bytes taken; `size` after a fatal error."""
+        cdef Py_buffer view
+        cdef Py_ssize_t copied
+        try:
+            self.get_buffer(context, &view)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal_error(exc, "Fatal error: protocol.get_buffer() call failed.")
+            return size
+        copied = min(size, view.len)
+        memcpy(view.buf, content, copied)
+        PyBuffer_Release(&view)
+        self.buffer_updated(context, copied)
+        return copied
+
+    cdef Py_ssize_t buffer_received(self, context) except -1:
+        """recv(2) into one get_buffer(). Returns the bytes received, 0 when there were none."""
+        cdef Py_buffer view
+        cdef ssize_t size
+        try:
+            self.get_buffer(context, &view)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal_error(exc, "Fatal error: protocol.get_buffer() call failed.")
+            return 0
+        size = liburing.recv(self.fd, view.buf, view.len, 0)
+        error = errno
+        PyBuffer_Release(&view)
+        if size <= 0:
+            set_errno(error)
+            self.receiver.read_failed(size)
+            return 0
+        self.buffer_updated(context, size)
+        return size
+
+    cdef int get_buffer(self, context, Py_buffer *view) except -1:
+        PyContext_Enter(context)
+        try:
+            buffer = self.protocol.get_buffer(-1)
+            if not len(buffer):
+                raise RuntimeError("get_buffer() returned an empty buffer")
+            PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
+        finally:
+            PyContext_Exit(context)
+        return 0
+
+    cdef int buffer_updated(self, context, Py_ssize_t size) except -1:
+        try:
+            PyContext_Enter(context)
+            try:
+                self.protocol.buffer_updated(size)
+            finally:
+                PyContext_Exit(context)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal_error(exc, "Fatal error: protocol.buffer_updated() call failed.")
+        return 0
+
+    cdef int eof_received(self, context) except -1:
+        if self.loop._debug:
+            asyncio_logger.debug("%r received EOF", self)
+        try:
+            PyContext_Enter(context)
+            try:
+                keep_open = self.protocol.eof_received()
+            finally:
+                PyContext_Exit(context)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            return self.fatal_error(exc, "Fatal error: protocol.eof_received() call failed.")
+        if not keep_open:
+            self.close()
+        return 0
+
+    # --- output ------------------------------------------------------------------------------
+
+    def can_write_eof(self):
+        """True: TCP and Unix sockets can be closed for writing alone."""
+        return True
+
+    def get_write_buffer_size(self):
+        """Bytes that the kernel has not accepted yet."""
+        if self.sender.size and self.sender.state == IDLE:
+            self.send_now()
+        return self.sender.size
+
+    cdef Py_ssize_t output_size(self) noexcept:
+        return self.sender.size
+
+    cdef int check_writable(self, str method) except -1:
+        if self.eof_written:
+            raise RuntimeError(f"Cannot call {method}() after write_eof()")
+        if self.empty_waiter is not None:
+            raise RuntimeError(f"unable to {method}; sendfile is in progress")
+        return 0
+
+    cdef bint is_too_late(self) except -1:
+        """Whether the connection is lost; asyncio drops such writes, and warns in the end."""
+        if not self.lost:
+            return False
+        if self.lost >= _TOO_LATE_WARNINGS:
+            asyncio_logger.warning("socket.send() raised exception.")
+        self.lost += 1
+        return True
+
+    def write(self, data):
+        """Send bytes-like data; never blocks. TypeError for anything else."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError("data argument must be a bytes-like object, "
+                            f"not {type(data).__name__!r}")
+        if self.eof_written or self.empty_waiter is not None:
+            self.check_writable("write")
+        if type(data) is bytes:
+            if not data or self.is_too_late():
+                return
+            self.sender.append(<bytes>data)
+        else:
+            if self.is_too_late():
+                return
+            chunk = self.snapshot(data)
+            if not chunk:
+                return
+            self.sender.append(chunk)
+        self.output_queued()
+
+    def writelines(self, list_of_data):
+        """Send an iterable of bytes-like objects, as one write."""
+        self.check_writable("writelines")
+        if self.lost:
+            return
+        parts = [part if type(part) is bytes else snapshot_of(part) for part in list_of_data]
+        total = sum(map(len, parts))
+        if not total:
+            return
+        if total <= SEND_NOW_SIZE * 4:
+            self.sender.append(b"".join(parts))
+        else:
+            for part in parts:
+                if part:
+                    self.sender.append(part)
+        self.output_queued()
+
+    cdef bytes snapshot(self, data):
+        """The content as bytes, less what a large write could send without the copy."""
+        cdef Py_buffer view
+        cdef ssize_t sent
+        if self.sender.size == 0 and memoryview(data).nbytes >= SEND_NOW_SIZE:
+            PyObject_GetBuffer(data, &view, PyBUF_FULL_RO)
+            try:
+                if PyBuffer_IsContiguous(&view, b"C"):
+                    sent = liburing.send(self.fd, view.buf, view.len, liburing.MSG_NOSIGNAL)
+                    if sent > 0:
+                        self.loop.counters.bytes_sent += sent
+                        return PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent)
+            finally:
+                PyBuffer_Release(&view)
+        return snapshot_of(data)
+
+    cdef int output_queued(self) except -1:
+        """Data was appended: now, or in the flush of this tick?"""
+        if self.sender.state == IDLE and (
+                self.sender.size >= SEND_NOW_SIZE or self.sender.size > self.high_water
+                or not self.loop.ticking):
+            self.send_now()
+        if self.sender.size:
+            self.loop.mark_dirty(self)
+            self.maybe_pause_writing()
+        return 0
+
+    cdef int send_now(self) except -1:
+        cdef int error = self.sender.send_now()
+        if error:
+            self.sender.failed(error)
+        return 0
+
+    cdef int output_sent(self) except -1:
+        """The kernel took output: resume the protocol, and do what waited for the end of it."""
+        self.maybe_resume_writing()
+        if self.sender.size or self.lost:
+            return 0
+        if self.empty_waiter is not None and not self.empty_waiter.done():
+            self.empty_waiter.set_result(None)
+        if self.closing:
+            self._call_connection_lost(None)
+        elif self.eof_written:
+            self.shut_down()
+        return 0
+
+    def write_eof(self):
+        """Close the writing side once everything is sent; reading goes on."""
+        if self.closing or self.eof_written:
+            return
+        self.eof_written = True
+        if not self.sender.size:
+            self.shut_down()
+
+    cdef int shut_down(self) except -1:
+        # SHUT_WR does not end a receive in flight (docs/kernel.md).
+        if liburing.shutdown(self.fd, liburing.SHUT_WR) < 0 and errno != ENOTCONN:
+            return self.sender.failed(errno)
+        return 0
+
+    cdef int drop_output(self) except -1:
+        return self.sender.drop()
+
+    def _make_empty_waiter(self):
+        if self.empty_waiter is not None:
+            raise RuntimeError("Empty waiter is already set")
+        self.empty_waiter = self.loop.create_future()
+        if not self.sender.size:
+            self.empty_waiter.set_result(None)
+        return self.empty_waiter
+
+    def _reset_empty_waiter(self):
+        self.empty_waiter = None
+
+    # --- both --------------------------------------------------------------------------------
+
+    cdef int flush(self) except -1:
+        try:
+            if self.receiver.must_arm:
+                self.receiver.prepare()
+            if self.sender.size:
+                self.sender.prepare()
+        except OSError as exc:
+            self.fatal_error(exc, "Fatal error on transport")
+        return 0
+
+    def close(self):
+        """Send what was written, then close; connection_lost(None) follows."""
+        if self.closing:
+            return
+        self.closing = True
+        self.receiver.stop()
+        if not self.sender.size:
+            self.lose_connection(None)
+
+    cdef bint is_idle(self) noexcept:
+        return self.receiver.state == IDLE and self.sender.state == IDLE
+
+    def _call_connection_lost(self, exc):
+        waiter = self.empty_waiter
+        Transport._call_connection_lost(self, exc)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(ConnectionError("Connection is closed by peer"))
+
+    cdef int release_when_idle(self) except -1:
+        if self.is_idle():
+            self.release()
+        return 0
+
+
+cdef bytes snapshot_of(data):
+    """The content of a bytes-like object of any shape, in C order."""
+    if isinstance(data, (bytes, bytearray)):
+        return bytes(data)
+    return memoryview(data).tobytes()
+
+
+cdef int set_no_delay(sock, int fd) except -1:
+    """Nagle's algorithm off on TCP, protocol 0 included; refused by other stream sockets."""
+    cdef int on = 1
+    if sock.family in (liburing.AF_INET, liburing.AF_INET6):
+        liburing.setsockopt(fd, liburing.IPPROTO_TCP, liburing.TCP_NODELAY, &on, sizeof(on))
+    return 0
+
+
+def make_stream_transport(LoopCore loop, sock, protocol, waiter=None, extra=None, server=None):
+    """Make a transport as asyncio does: connection_made, then reading, then the waiter, each in
+    the next iteration."""
+    cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
+    cdef Receiver receiver = Receiver.__new__(Receiver)
+    cdef Sender sender = Sender.__new__(Sender)
+    receiver.transport = sender.transport = transport
+    transport.receiver = receiver
+    transport.sender = sender
+    transport.high_water = 64 * 1024
+    transport.low_water = 16 * 1024
+    transport.set_protocol(protocol)
+    transport.own(loop, sock, {} if extra is None else dict(extra), server)
+    set_no_delay(sock, transport.fd)
+    loop.call_soon(protocol.connection_made, transport)
+    loop.call_soon(transport._start_reading)
+    if waiter is not None:
+        loop.call_soon(futures._set_result_unless_cancelled, waiter, None)
+    return transport

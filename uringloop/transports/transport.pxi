@@ -1,0 +1,205 @@
+# Transport: who owns the protocol and the socket, and how both come to their end.
+#
+# Life cycle: open -> closing (close(), EOF) -> lost (connection_lost is scheduled, at most once)
+# -> finished (connection_lost was called) -> released (the descriptor is closed). A descriptor is
+# closed only when both operations are idle: until then the kernel may still use it.
+#
+# Owner: the protocol holds the transport; while it receives or sends, so does the operation table.
+
+_SERVER_COUNTS_TRANSPORTS = (
+    "transport" in inspect.signature(base_events.Server._attach).parameters)
+
+
+cdef class Transport(Flushable):
+    """What stream transports share; sub-classes know how bytes move."""
+    cdef LoopCore loop
+    cdef object sock
+    cdef object protocol
+    cdef object server
+    cdef dict extra
+    cdef int fd
+    cdef bint closing
+    cdef bint finished
+    # 0 until connection_lost is scheduled; counts the writes that came too late.
+    cdef int lost
+    cdef object __weakref__
+
+    @property
+    def __class__(self):
+        return asyncio.Transport
+
+    cdef int own(self, LoopCore loop, sock, dict extra, server) except -1:
+        """Take the socket over."""
+        cdef int fd = sock.fileno()
+        if fd < 0:
+            raise os_error(EBADF)
+        self.loop = loop
+        self.fd = fd
+        self.extra = extra
+        extra["socket"] = trsock.TransportSocket(sock)
+        try:
+            extra["sockname"] = sock.getsockname()
+        except OSError:
+            extra["sockname"] = None
+        if "peername" not in extra:
+            try:
+                extra["peername"] = sock.getpeername()
+            except OSError:
+                extra["peername"] = None
+        # While this count is above zero, sock.close() by somebody else does not close the
+        # descriptor, whose number would then name another file (as uvloop does it).
+        sock._io_refs += 1
+        self.sock = sock
+        loop.poller.own(fd, self)
+        if server is not None:
+            self.server = server
+            if _SERVER_COUNTS_TRANSPORTS:
+                server._attach(self)
+            else:
+                server._attach()
+        return 0
+
+    @property
+    def _loop(self):
+        return self.loop if not self.finished else None
+
+    @property
+    def _sock(self):
+        return self.sock
+
+    @property
+    def _sock_fd(self):
+        return self.fd
+
+    @property
+    def _extra(self):
+        return self.extra
+
+    @property
+    def _protocol(self):
+        return self.protocol
+
+    @property
+    def _closing(self):
+        return self.closing
+
+    @property
+    def _conn_lost(self):
+        return self.lost
+
+    @property
+    def _server(self):
+        return self.server
+
+    def get_extra_info(self, name, default=None):
+        """What is known by name ("socket", "sockname", "peername"), also after the end."""
+        return self.extra.get(name, default)
+
+    def get_protocol(self):
+        """The current protocol."""
+        return self.protocol
+
+    def is_closing(self):
+        """Whether the transport is closing or closed."""
+        return self.closing
+
+    def abort(self):
+        """Close at once: what was not sent is dropped; connection_lost(None) follows."""
+        self.force_close(None)
+
+    def _force_close(self, exc):
+        self.force_close(exc)
+
+    cdef int stop_receiving(self) except -1:
+        raise NotImplementedError
+
+    cdef int drop_output(self) except -1:
+        raise NotImplementedError
+
+    cdef bint is_idle(self) noexcept:
+        return True
+
+    cdef int fatal_error(self, exc, str message) except -1:
+        """Report an error that ends the connection, as asyncio does: OSErrors only in debug."""
+        if isinstance(exc, OSError):
+            if self.loop._debug:
+                asyncio_logger.debug("%r: %s", self, message, exc_info=exc)
+        else:
+            self.loop.call_exception_handler({
+                "message": message, "exception": exc, "transport": self,
+                "protocol": self.protocol})
+        return self.force_close(exc)
+
+    cdef int force_close(self, exc) except -1:
+        if self.lost:
+            return 0
+        self.drop_output()
+        if not self.closing:
+            self.closing = True
+            self.stop_receiving()
+        return self.lose_connection(exc)
+
+    cdef int lose_connection(self, exc) except -1:
+        """Schedule connection_lost; only ever once."""
+        self.lost += 1
+        self.loop.call_soon(self._call_connection_lost, exc)
+        return 0
+
+    def _call_connection_lost(self, exc):
+        self.lost = max(self.lost, 1)
+        try:
+            if self.protocol is not None:
+                self.protocol.connection_lost(exc)
+        finally:
+            self.finish()
+
+    cdef int finish(self) except -1:
+        """connection_lost was called: let go of the protocol, and of the socket when idle."""
+        if self.finished:
+            return 0
+        self.finished = True
+        self.protocol = None
+        server, self.server = self.server, None
+        if self.is_idle():
+            self.release()
+        if server is not None:
+            if _SERVER_COUNTS_TRANSPORTS:
+                server._detach(self)
+            else:
+                server._detach()
+        return 0
+
+    cdef int release(self) except -1:
+        """Close the descriptor: no operation uses it any more."""
+        sock, self.sock = self.sock, None
+        if sock is None:
+            return 0
+        self.loop.poller.disown(self.fd, self)
+        sock._io_refs -= 1
+        sock.close()
+        return 0
+
+    def __del__(self):
+        if self.sock is None:
+            return
+        self.loop.poller.disown(self.fd, self)
+        if self.finished:
+            # connection_lost was called; only the loop's end kept the last completion away.
+            self.release()
+            return
+        warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+        self.release()
+        if self.server is not None:
+            if _SERVER_COUNTS_TRANSPORTS:
+                self.server._detach(self)
+            else:
+                self.server._detach()
+
+
+def set_owner(LoopCore loop, int fd, transport):
+    """Give a descriptor back to the transport that lent it to sendfile. False if not one of ours."""
+    if not isinstance(transport, Transport):
+        return False
+    if (<Transport>transport).sock is not None:
+        loop.poller.own(fd, transport)
+    return True
