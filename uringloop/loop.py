@@ -172,7 +172,9 @@ class _Descriptors:
 
     def close(self):
         # BaseSelectorEventLoop.close() ends with this; the loop counts as closed already.
-        self._loop()._release()
+        loop = self._loop()
+        loop._release()
+        loop._listeners.clear()
 
 
 class _Transports(weakref.WeakValueDictionary):

@@ -5,7 +5,8 @@
 cdef class FlowControlTransport(Transport):
     cdef Py_ssize_t high_water, low_water
     cdef bint writing_paused
-    # Where resume_writing() runs: asyncio copies the context when the write has to wait.
+    # Where resume_writing(), and connection_lost() after a close() that had to wait, run: asyncio
+    # copies the context when it starts to wait.
     cdef object writing_context
 
     cdef Py_ssize_t output_size(self) noexcept:
@@ -48,13 +49,10 @@ cdef class FlowControlTransport(Transport):
         if not self.writing_paused or self.output_size() > self.low_water:
             return 0
         self.writing_paused = False
-        context, self.writing_context = self.writing_context, None
+        if not self.closing:
+            self.writing_context = None
         try:
-            PyContext_Enter(context)
-            try:
-                self.protocol.resume_writing()
-            finally:
-                PyContext_Exit(context)
+            self.protocol.resume_writing()
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:

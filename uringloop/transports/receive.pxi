@@ -95,6 +95,23 @@ cdef class Receiver(Operation):
         return 0
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
+        context = self.enter_context()
+        try:
+            return self.take_answer(result, flags)
+        finally:
+            PyContext_Exit(context)
+
+    cdef object enter_context(self):
+        """Enter the protocol's context, or a copy where a nested loop is in it already."""
+        context = self.context
+        try:
+            PyContext_Enter(context)
+        except RuntimeError:
+            context = context.copy()
+            PyContext_Enter(context)
+        return context
+
+    cdef int take_answer(self, int32_t result, uint32_t flags) except -1:
         if flags == READINESS:
             return self.read_now()
         # Bookkeeping first: the protocol may raise.
@@ -152,7 +169,7 @@ cdef class Receiver(Operation):
             buffers.give_back(block)
         else:
             data = buffers.hand_over(block, size)
-        return self.transport.data_received(self.context, data)
+        return self.transport.data_received(data)
 
     cdef int hold(self, bytes data) except -1:
         if self.held is None:
@@ -179,12 +196,12 @@ cdef class Receiver(Operation):
             if not self.wanted or not self.transport.buffered:
                 rest = PyBytes_FromStringAndSize(content, size)
                 if self.wanted:
-                    return self.transport.data_received(self.context, rest)
+                    return self.transport.data_received(rest)
                 if self.held is None:
                     self.held = collections.deque()
                 self.held.appendleft(rest)
                 return 0
-            copied = self.transport.buffer_filled(self.context, content, size)
+            copied = self.transport.buffer_filled(content, size)
             content += copied
             size -= copied
         return 0
@@ -198,7 +215,7 @@ cdef class Receiver(Operation):
         if not self.wanted or self.transport.closing:
             return 0
         if self.transport.buffered:
-            size = self.transport.buffer_received(self.context)
+            size = self.transport.buffer_received()
             if size > 0:
                 self.count_message(size)
             return 0
@@ -220,7 +237,7 @@ cdef class Receiver(Operation):
             data = <object>message
             Py_DECREF(data)
         self.count_message(size)
-        return self.transport.data_received(self.context, data)
+        return self.transport.data_received(data)
 
     cdef int count_message(self, ssize_t size) except -1:
         cdef LoopCore loop = self.transport.loop
@@ -253,7 +270,7 @@ cdef class Receiver(Operation):
     cdef int report_end(self) except -1:
         self.must_arm = False
         if isinstance(self.end, EOFError):
-            return self.transport.eof_received(self.context)
+            return self.transport.eof_received()
         return self.transport.fatal_error(self.end, "Fatal read error on socket transport")
 
     cdef int schedule_delivery(self) except -1:
@@ -263,16 +280,24 @@ cdef class Receiver(Operation):
         return 0
 
     def _deliver_held(self):
-        cdef bytes data
         self.delivery_scheduled = False
+        context = self.enter_context()
+        try:
+            self.deliver_held()
+        finally:
+            PyContext_Exit(context)
+
+    cdef int deliver_held(self) except -1:
+        cdef bytes data
         while self.held and self.wanted and not self.transport.closing:
             data = self.held.popleft()
             if self.transport.buffered:
                 self.feed(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
             else:
-                self.transport.data_received(self.context, data)
+                self.transport.data_received(data)
         if self.wanted and not self.transport.closing:
             if self.end is not None:
                 self.report_end()
             else:
                 self.arm()
+        return 0

@@ -69,25 +69,21 @@ cdef class StreamTransport(FlowControlTransport):
     cdef int stop_receiving(self) except -1:
         return self.receiver.stop()
 
-    cdef int data_received(self, context, bytes data) except -1:
+    cdef int data_received(self, bytes data) except -1:
         try:
-            PyContext_Enter(context)
-            try:
-                self.protocol.data_received(data)
-            finally:
-                PyContext_Exit(context)
+            self.protocol.data_received(data)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
             self.fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
         return 0
 
-    cdef Py_ssize_t buffer_filled(self, context, const char *content, Py_ssize_t size) except -1:
+    cdef Py_ssize_t buffer_filled(self, const char *content, Py_ssize_t size) except -1:
         """Copy into one get_buffer(). Returns the bytes taken; `size` after a fatal error."""
         cdef Py_buffer view
         cdef Py_ssize_t copied
         try:
-            self.get_buffer(context, &view)
+            self.get_buffer(&view)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
@@ -96,15 +92,15 @@ cdef class StreamTransport(FlowControlTransport):
         copied = min(size, view.len)
         memcpy(view.buf, content, copied)
         PyBuffer_Release(&view)
-        self.buffer_updated(context, copied)
+        self.buffer_updated(copied)
         return copied
 
-    cdef Py_ssize_t buffer_received(self, context) except -1:
+    cdef Py_ssize_t buffer_received(self) except -1:
         """recv(2) into one get_buffer(). Returns the bytes received, 0 when there were none."""
         cdef Py_buffer view
         cdef ssize_t size
         try:
-            self.get_buffer(context, &view)
+            self.get_buffer(&view)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
@@ -117,42 +113,30 @@ cdef class StreamTransport(FlowControlTransport):
             set_errno(error)
             self.receiver.read_failed(size)
             return 0
-        self.buffer_updated(context, size)
+        self.buffer_updated(size)
         return size
 
-    cdef int get_buffer(self, context, Py_buffer *view) except -1:
-        PyContext_Enter(context)
-        try:
-            buffer = self.protocol.get_buffer(-1)
-            if not len(buffer):
-                raise RuntimeError("get_buffer() returned an empty buffer")
-            PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
-        finally:
-            PyContext_Exit(context)
+    cdef int get_buffer(self, Py_buffer *view) except -1:
+        buffer = self.protocol.get_buffer(-1)
+        if not len(buffer):
+            raise RuntimeError("get_buffer() returned an empty buffer")
+        PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
         return 0
 
-    cdef int buffer_updated(self, context, Py_ssize_t size) except -1:
+    cdef int buffer_updated(self, Py_ssize_t size) except -1:
         try:
-            PyContext_Enter(context)
-            try:
-                self.protocol.buffer_updated(size)
-            finally:
-                PyContext_Exit(context)
+            self.protocol.buffer_updated(size)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
             self.fatal_error(exc, "Fatal error: protocol.buffer_updated() call failed.")
         return 0
 
-    cdef int eof_received(self, context) except -1:
+    cdef int eof_received(self) except -1:
         if self.loop._debug:
             asyncio_logger.debug("%r received EOF", self)
         try:
-            PyContext_Enter(context)
-            try:
-                keep_open = self.protocol.eof_received()
-            finally:
-                PyContext_Exit(context)
+            keep_open = self.protocol.eof_received()
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
@@ -264,6 +248,16 @@ cdef class StreamTransport(FlowControlTransport):
 
     cdef int output_sent(self) except -1:
         """The kernel took output: resume the protocol, and do what waited for the end of it."""
+        context = self.writing_context
+        if context is None:
+            return self.after_output()
+        PyContext_Enter(context)
+        try:
+            return self.after_output()
+        finally:
+            PyContext_Exit(context)
+
+    cdef int after_output(self) except -1:
         self.maybe_resume_writing()
         if self.sender.size or self.lost:
             return 0
@@ -323,6 +317,8 @@ cdef class StreamTransport(FlowControlTransport):
         self.receiver.stop()
         if not self.sender.size:
             self.lose_connection(None)
+        elif self.writing_context is None:
+            self.writing_context = PyContext_CopyCurrent()
 
     cdef bint is_idle(self) noexcept:
         return self.receiver.state == IDLE and self.sender.state == IDLE
