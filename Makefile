@@ -1,0 +1,91 @@
+# make run    serve HTTP on uringloop beside uvloop and asyncio, and print the table
+# make test   everything the test suite has, on $(PYTHON)
+# make help   the rest
+#
+# Each Python gets a virtual environment of its own under .venv/. Nothing else is installed but the
+# headers of liburing, where the system's package manager is apt and liburing is missing.
+
+PYTHON ?= python3
+PYTHONS ?= 3.11 3.12 3.13 3.14
+MODE ?= protocol,streams
+SIZE ?= 1k,100k
+PYTEST_ARGS ?=
+
+version := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+venv := .venv/$(version)
+python := $(venv)/bin/python
+sources := setup.py pyproject.toml $(shell find uringloop -name '*.p[yx]*' -o -name '*.h')
+
+.PHONY: help run test test-epoll test-refused test-pythons asan bench build lint dist clean liburing
+
+help:
+	@echo 'make run            HTTP under load on four event loops (about a minute)'
+	@echo 'make test           the test suite; PYTHON=python3.12 chooses another Python'
+	@echo 'make test-epoll     the test suite with io_uring switched off'
+	@echo 'make test-refused   the test suite where a seccomp filter refuses io_uring'
+	@echo 'make test-pythons   make test on each of $(PYTHONS) that is installed'
+	@echo 'make asan           the test suite on a build with ASAN and UBSAN'
+	@echo 'make bench          echo benchmarks; MODE=, SIZE= as in benchmarks/README.md'
+	@echo 'make lint           ruff, mypy, stubtest'
+	@echo 'make dist           sdist and wheel, each installed and imported once'
+	@echo 'make clean          remove what was built'
+
+run: build
+	@command -v wrk >/dev/null || echo 'wrk is not installed (apt-get install wrk): using a Python client'
+	$(python) -m benchmarks http
+
+test: build
+	$(python) -X dev -m pytest tests $(PYTEST_ARGS)
+
+test-epoll: build
+	URINGLOOP_BACKEND=epoll $(python) -m pytest tests $(PYTEST_ARGS)
+
+test-refused: build
+	$(python) tests/refuse_io_uring.py $(python) -m pytest tests $(PYTEST_ARGS)
+
+test-pythons:
+	@for version in $(PYTHONS); do \
+	    python=$$(sh tools/find-python $$version) || { echo "no Python $$version: not tested"; continue; }; \
+	    echo "=== Python $$version ($$python)"; \
+	    $(MAKE) test PYTHON=$$python || exit 1; \
+	done
+
+# The sanitizers' runtime must be loaded before Python; leaks are Python's own at exit.
+asan: build
+	URINGLOOP_SANITIZE=1 $(python) setup.py -q build --build-lib build/asan-$(version) \
+	    --build-temp build/asan-$(version)-objects
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan-$(version) \
+	    $(venv)/bin/pytest tests -k 'io_uring or epoll' --timeout 300 $(PYTEST_ARGS)
+
+bench: build
+	$(python) -m benchmarks echo --mode $(MODE) --size $(SIZE) --json build/benchmarks/echo.json
+
+lint: build
+	$(python) -m pip install -q ruff mypy
+	$(venv)/bin/ruff check uringloop tests benchmarks setup.py
+	$(venv)/bin/mypy --strict uringloop
+	$(python) -m mypy.stubtest uringloop --allowlist tests/stubtest-allowlist.txt
+
+dist: build
+	$(python) -m pip install -q build
+	rm -rf dist
+	$(python) -m build
+	sh tools/check-dist $(PYTHON)
+
+build: $(venv)/built
+
+$(venv)/bin/python:
+	$(PYTHON) -m venv $(venv)
+
+$(venv)/built: $(venv)/bin/python $(sources) | liburing
+	$(python) -m pip install -q --disable-pip-version-check 'setuptools>=77' 'Cython>=3.3,<4'
+	$(python) -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[test]'
+	@touch $@
+
+liburing:
+	@pkg-config --exists 'liburing >= 2.3' 2>/dev/null || sh tools/install-liburing
+
+clean:
+	rm -rf build dist .venv *.egg-info uringloop/*.so uringloop/_core.c
