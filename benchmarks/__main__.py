@@ -1,0 +1,37 @@
+"""The command line: `python -m benchmarks echo|http [options]`."""
+
+import signal
+import sys
+
+from benchmarks import echo, http_demo
+
+COMMANDS = {"echo": echo.main, "http": http_demo.main}
+
+USAGE = """usage: python -m benchmarks {echo,http} [options]
+
+  echo   echo servers on several loops, under a closed-loop client (--syscalls counts calls)
+  http   a small aiohttp server on each loop, under wrk; ends within two minutes
+
+`python -m benchmarks COMMAND --help` lists the options of a command."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; returns the exit status (0 good, 1 a loop failed, 2 bad usage)."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if not arguments or arguments[0] not in COMMANDS:
+        print(USAGE, file=sys.stderr)
+        return 2
+    # SIGTERM ends the process at once by default, without the `finally` blocks that stop the
+    # servers; as SystemExit it takes the same way out as Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        return COMMANDS[arguments[0]](arguments[1:])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""One measurement of an echo server: a fresh server, a load client, a result."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import syscalls
+from benchmarks.echo_options import Cell, EchoOptions
+from benchmarks.echo_servers import EchoConfig
+from benchmarks.load_process import HeldLoad, LoadConfig, LoadResult, load_command, run_load
+from benchmarks.loops import LoopSpec
+from benchmarks.processes import Placement
+from benchmarks.server_process import ServerConfig, start_server
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every measurement of a run shares: options, the compiled client, a scratch folder."""
+
+    options: EchoOptions
+    binary: Path
+    folder: Path
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def server(self, cell: Cell, spec: LoopSpec) -> ServerConfig:
+        """The server of one cell on one loop."""
+        # A path of its own for each: bind(2) refuses one that an earlier server has left.
+        path = self.folder / f"{next(self.numbers)}.socket"
+        echo = EchoConfig(cell.mode, cell.transport, cell.size, str(path))
+        options = self.options
+        placement = Placement(options.cpus[0], options.realtime)
+        return ServerConfig(spec, echo, placement, options.python, traced=options.syscalls)
+
+    def load(self, cell: Cell) -> LoadConfig:
+        """The load of one cell."""
+        options = self.options
+        return LoadConfig(cell.connections, cell.size, options.warmup, options.seconds)
+
+    @property
+    def client_placement(self) -> Placement:
+        """Where the load client runs."""
+        return Placement(self.options.cpus[1], self.options.realtime)
+
+    def measure(self, cell: Cell, spec: LoopSpec) -> LoadResult:
+        """One measurement on a fresh server. Raises ServerFailed or ProcessFailed."""
+        load = self.load(cell)
+        with start_server(self.server(cell, spec)) as server:
+            command = load_command(self.binary, server.address, load, server.pid)
+            return run_load(command, self.client_placement, load.timeout)
+
+    def count(self, cell: Cell, spec: LoopSpec) -> tuple[syscalls.SyscallWindow, int]:
+        """System calls over one window, and its messages. Raises like `measure`."""
+        load = self.load(cell)
+        with start_server(self.server(cell, spec)) as server:
+            command = load_command(self.binary, server.address, load, server.pid, hold=True)
+            with HeldLoad(command, self.client_placement, load.timeout) as client:
+                client.wait_ready()
+                with syscalls.traced(server.pid) as window:
+                    messages = client.run_window().messages
+                return window, messages
