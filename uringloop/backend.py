@@ -58,8 +58,8 @@ def _explain_refusal():
     if disabled == 1 and os.geteuid() != 0:
         return ("io_uring is switched off for unprivileged processes: sysctl "
                 "kernel.io_uring_disabled=1; join the group of kernel.io_uring_group")
-    return ("a seccomp filter or a security module refuses io_uring; Docker's default profile does: "
-            "allow io_uring_setup, io_uring_enter and io_uring_register in the profile")
+    return ("a seccomp filter or a security module refuses io_uring, as Docker's default profile "
+            "does: allow io_uring_setup, io_uring_enter and io_uring_register in the profile")
 
 
 def choose(options):

@@ -149,14 +149,14 @@ class _Descriptors:
     """What asyncio's code asks of `loop._selector`; the descriptors are in the engine's poller."""
 
     def __init__(self, loop):
-        self._loop = weakref.ref(loop)
+        self._loop = loop
 
     def get_map(self):
         return self
 
     def get(self, fd, default=None):
         """The SelectorKey of a watched descriptor."""
-        watched = self._loop()._watched(fd)
+        watched = self._loop._watched(fd)
         if watched is None:
             return default
         mask, reader, writer = watched
@@ -172,7 +172,7 @@ class _Descriptors:
 
     def close(self):
         # BaseSelectorEventLoop.close() ends with this; the loop counts as closed already.
-        loop = self._loop()
+        loop = self._loop
         loop._release()
         loop._listeners.clear()
 
@@ -185,20 +185,20 @@ class _Transports(weakref.WeakValueDictionary):
 
     def __init__(self, loop):
         super().__init__()
-        self._loop = weakref.ref(loop)
+        self._loop = loop
 
     def get(self, fd, default=None):
-        return self._loop()._owner(fd) or super().get(fd, default)
+        return self._loop._owner(fd) or super().get(fd, default)
 
     def __getitem__(self, fd):
-        return self._loop()._owner(fd) or super().__getitem__(fd)
+        return self._loop._owner(fd) or super().__getitem__(fd)
 
     def __setitem__(self, fd, transport):
-        if not _core.set_owner(self._loop(), fd, transport):
+        if not _core.set_owner(self._loop, fd, transport):
             super().__setitem__(fd, transport)
 
     def __delitem__(self, fd):
-        if not self._loop()._clear_owner(fd):
+        if not self._loop._clear_owner(fd):
             super().__delitem__(fd)
 
 

@@ -244,7 +244,7 @@ cdef class Ring:
         return 0
 
     cdef int close(self) except -1:
-        """Orderly teardown: cancel, take every final answer, free. Leaks rather than frees early."""
+        """Cancel, take every final answer, free; what the kernel may still use is leaked."""
         cdef bint settled = True
         cdef Answer answer
         cdef Operation operation

@@ -51,7 +51,8 @@ cdef class LoopCore:
         self.dirty = []
         self.backend = "epoll"
         self.backend_reason = ""
-        self._closed = True     # until __init__ has run: __del__ must not warn about a half-made loop
+        # Until __init__ has run: __del__ must not warn about a loop that was never made.
+        self._closed = True
 
     def _configure(self, str backend, str reason, options):
         """What Loop.__init__ decided; the ring itself is made by the thread that first runs."""

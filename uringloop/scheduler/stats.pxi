@@ -1,4 +1,6 @@
-# Counters behind loop.stats(). The rooms count where things happen; this file only reads.
+# Counters behind loop.stats().
+#
+# Owner: the LoopCore. The rooms count where things happen; this file only reads.
 
 cdef struct Counters:
     uint64_t ticks

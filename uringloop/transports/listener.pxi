@@ -1,9 +1,10 @@
 # Listener: one listening socket of a server.
 #
-# On the ring a multishot accept stays armed; on epoll the socket is watched and accept4(2) called up
-# to backlog times per readiness. The kernel gives an accepted descriptor only the flags that the
-# request names. A request in flight keeps the socket listening after close(): it is cancelled, and
-# the cancellation waited for, before the socket is closed; connections that still come are closed.
+# On the ring a multishot accept stays armed; on epoll the socket is watched and accept4(2) called
+# up to backlog times per readiness. The kernel gives an accepted descriptor only the flags that
+# the request names. A request in flight keeps the socket listening after close(): it is cancelled,
+# and the cancellation waited for, before the socket is closed; connections that still come are
+# closed.
 
 @cython.final
 cdef class AcceptOperation(Operation):

@@ -1,9 +1,9 @@
 # Receiver: the input of one stream transport.
 #
-# Two modes. Small: a multishot receive out of the buffer ring stays armed; one SQE serves any number
-# of messages. Large: readiness from the poller, then recv(2) straight into the message, because
-# blocks that pass through the ring are cold by the time they are read (docs/performance.md). A full
-# block switches to large, a run of small messages back. Without a ring only the large mode exists.
+# Two modes. Small: a multishot receive out of the buffer ring stays armed; one SQE serves any
+# number of messages. Large: readiness from the poller, then recv(2) straight into the message,
+# because blocks that pass through the ring are cold by the time they are read. A full block
+# switches to large, a run of small messages back. Without a ring only the large mode exists.
 #
 # What arrives while the protocol does not want it (paused, or a cancelled request that had won) is
 # held here, in order, and delivered before anything newer. A request is armed again only after the

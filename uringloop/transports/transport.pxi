@@ -197,7 +197,7 @@ cdef class Transport(Flushable):
 
 
 def set_owner(LoopCore loop, int fd, transport):
-    """Give a descriptor back to the transport that lent it to sendfile. False if not one of ours."""
+    """Give a descriptor back to the transport that lent it to sendfile. False for asyncio's."""
     if not isinstance(transport, Transport):
         return False
     if (<Transport>transport).sock is not None:

@@ -1,0 +1,368 @@
+"""The end of loops: close with everything in flight, the collector, fork, threads, leaks."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+import threading
+import weakref
+
+import pytest
+
+from helpers import Recorder, make_loop, make_pair, open_fds, run_child, until
+
+KINDS = ("io_uring", "epoll")
+
+
+def resident_kib():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def in_child(function):
+    """Fork, run the function in the child, return its exit status; exceptions give status 1."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+async def connect(loop, factory=Recorder):
+    ours, peer = make_pair()
+    transport, protocol = await loop.create_connection(factory, sock=ours)
+    await asyncio.sleep(0)
+    return transport, protocol, peer
+
+
+async def everything_in_flight(loop):
+    """Receives, a stuck send, an accept, readers, timers, callbacks and tasks."""
+    connections = [await connect(loop) for _ in range(5)]
+    connections[0][0].write(b"x" * (8 << 20))
+    connections[1][0].pause_reading()
+    connections[2][2].sendall(b"data that nobody will see")
+    connections[3][0].close()
+    server = await loop.create_server(Recorder, "127.0.0.1", 0)
+    waiting = socket.create_connection(server.sockets[0].getsockname())
+    left, right = socket.socketpair()
+    loop.add_reader(left, print)
+    loop.call_later(3600, print)
+    loop.call_soon(print)
+    return connections, server, waiting, left, right
+
+
+def close_peers(connections, sockets):
+    for _, _, peer in connections:
+        peer.close()
+    for sock in sockets:
+        sock.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_close_with_everything_in_flight(loop_kind):
+    make_loop(loop_kind).close()
+    before = open_fds()
+    for _ in range(20):
+        loop = make_loop(loop_kind)
+        connections, server, *sockets = loop.run_until_complete(everything_in_flight(loop))
+        loop.close()
+        assert loop.stats().in_flight == 0
+        assert loop.stats().operations == 0
+        close_peers(connections, sockets)
+        del connections, server, sockets
+        gc.collect()
+    assert {fd: name for fd, name in open_fds().items() if fd not in before} == {}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_loop_dropped_with_everything_in_flight_is_freed(loop_kind):
+    before = open_fds()
+    for _ in range(5):
+        loop = make_loop(loop_kind)
+        connections, server, *sockets = loop.run_until_complete(everything_in_flight(loop))
+        close_peers(connections, sockets)
+        gone = weakref.ref(loop)
+        del loop, connections, server, sockets
+        for _ in range(3):
+            gc.collect()
+        assert gone() is None
+    assert {fd: name for fd, name in open_fds().items() if fd not in before} == {}
+
+
+def test_hundreds_of_loops_leak_neither_descriptors_nor_memory(loop_kind):
+    async def main(loop):
+        transport, protocol, peer = await connect(loop)
+        peer.sendall(b"hello")
+        await until(lambda: protocol.data == b"hello")
+        transport.write(b"answer")
+        transport.close()
+        await protocol.lost()
+        peer.close()
+
+    def rounds(count):
+        for _ in range(count):
+            loop = make_loop(loop_kind)
+            loop.run_until_complete(main(loop))
+            loop.close()
+        gc.collect()
+
+    rounds(50)
+    fds, memory = open_fds(), resident_kib()
+    rounds(300)
+    assert len(open_fds()) <= len(fds)
+    assert resident_kib() - memory < 20_000
+
+
+def test_messages_outlive_the_loop(loop_kind):
+    kept = []
+
+    class Keeper(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            kept.append(data)
+
+    loop = make_loop(loop_kind)
+
+    async def main():
+        transport, protocol, peer = await connect(loop, Keeper)
+        peer.sendall(b"k" * 12_000)
+        await until(lambda: len(protocol.data) == 12_000)
+        transport.abort()
+        await protocol.lost()
+        peer.close()
+
+    loop.run_until_complete(main())
+    loop.close()
+    del loop
+    gc.collect()
+    assert b"".join(kept) == b"k" * 12_000
+
+
+def test_a_forked_child_cannot_use_the_loop_and_does_not_hurt_it(loop_kind):
+    loop = make_loop(loop_kind)
+
+    async def main():
+        transport, protocol, peer = await connect(loop)
+
+        def child():
+            transport.write(b"from the child")
+            try:
+                loop._run_once()
+            except RuntimeError as exc:
+                assert "belongs to the parent process" in str(exc)
+            else:
+                raise AssertionError("the child ran its parent's loop")
+            other = make_loop(loop_kind)
+            asyncio._set_running_loop(None)
+            assert other.run_until_complete(asyncio.sleep(0, "mine")) == "mine"
+            other.close()
+
+        for number in range(5):
+            assert in_child(child) == 0
+            peer.sendall(b"%d" % number)
+            await until(lambda: len(protocol.data) == number + 1)
+        transport.write(b"from the parent")
+        peer.settimeout(20)
+        await asyncio.sleep(0)
+        answer = b""
+        while not answer.endswith(b"parent"):
+            answer += peer.recv(100)
+        transport.abort()
+        await protocol.lost()
+        peer.close()
+
+    loop.run_until_complete(main())
+    loop.close()
+
+
+def test_a_child_may_close_or_drop_its_parents_loop(loop_kind):
+    loop = make_loop(loop_kind)
+    transport, protocol, peer = loop.run_until_complete(connect(loop))
+
+    def child():
+        loop.close()
+        gc.collect()
+
+    assert in_child(child) == 0
+
+    async def main():
+        peer.sendall(b"still here")
+        await until(lambda: protocol.data == b"still here")
+        transport.abort()
+        await protocol.lost()
+
+    loop.run_until_complete(main())
+    loop.close()
+    peer.close()
+
+
+def test_a_loop_that_never_ran_can_be_used_by_a_forked_child(loop_kind):
+    loop = make_loop(loop_kind)
+
+    def use():
+        async def main():
+            transport, protocol, peer = await connect(loop)
+            peer.sendall(b"x")
+            await until(lambda: protocol.data == b"x")
+            transport.abort()
+            await protocol.lost()
+            peer.close()
+        loop.run_until_complete(main())
+
+    assert in_child(use) == 0
+    use()
+    loop.close()
+
+
+def test_the_rings_descriptors_are_not_inherited(loop_kind):
+    loop = make_loop(loop_kind)
+    loop.run_until_complete(asyncio.sleep(0))
+    for fd, name in open_fds().items():
+        if "io_uring" in name or "eventpoll" in name or "eventfd" in name:
+            assert not os.get_inheritable(fd), name
+    loop.close()
+
+
+def test_a_loop_made_here_runs_in_another_thread(loop_kind):
+    loop = make_loop(loop_kind)
+    results = []
+
+    async def main():
+        transport, protocol, peer = await connect(loop)
+        peer.sendall(b"x")
+        await until(lambda: protocol.data == b"x")
+        transport.abort()
+        await protocol.lost()
+        peer.close()
+        return "done"
+
+    thread = threading.Thread(target=lambda: results.append(loop.run_until_complete(main())))
+    thread.start()
+    thread.join()
+    assert results == ["done"]
+    loop.close()
+
+
+def test_a_loop_moves_from_thread_to_thread_with_its_connections(loop_kind):
+    loop = make_loop(loop_kind)
+    transport, protocol, peer = loop.run_until_complete(connect(loop))
+    slow, _, slow_peer = loop.run_until_complete(connect(loop))
+    sent = bytes(4 << 20)
+    slow.write(sent)
+    server = loop.run_until_complete(loop.create_server(Recorder, "127.0.0.1", 0))
+
+    async def step(number):
+        peer.sendall(b"%d" % number)
+        await until(lambda: len(protocol.data) == number + 1)
+        with socket.create_connection(server.sockets[0].getsockname()):
+            pass
+
+    failures = []
+
+    def run_step(number):
+        try:
+            loop.run_until_complete(step(number))
+        except BaseException as exc:
+            failures.append(exc)
+
+    for number in range(6):
+        if number % 3 == 2:
+            run_step(number)
+        else:
+            thread = threading.Thread(target=run_step, args=(number,))
+            thread.start()
+            thread.join()
+    assert failures == []
+    assert protocol.data == b"012345"
+    received = bytearray()
+
+    async def drain():
+        while len(received) < len(sent):
+            received.extend(await loop.run_in_executor(None, slow_peer.recv, 1 << 18))
+        server.close()
+        for left in (transport, slow):
+            left.abort()
+        await protocol.lost()
+        await loop.shutdown_default_executor()
+
+    loop.run_until_complete(drain())
+    assert received == sent
+    loop.close()
+    peer.close()
+    slow_peer.close()
+
+
+def test_one_loop_per_thread_in_many_threads(loop_kind):
+    failures = []
+
+    def work():
+        try:
+            loop = make_loop(loop_kind)
+            for _ in range(3):
+                transport, protocol, peer = loop.run_until_complete(connect(loop))
+                peer.sendall(b"x")
+                loop.run_until_complete(until(lambda: protocol.data == b"x"))
+                transport.abort()
+                loop.run_until_complete(protocol.lost())
+                peer.close()
+            loop.close()
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_the_interpreter_ends_with_a_running_loop_in_a_thread(loop_kind):
+    child = run_child(loop_kind, """
+import threading, helpers
+async def main():
+    ours, peer = helpers.make_pair()
+    await loop.create_connection(asyncio.Protocol, sock=ours)
+    started.set()
+    await asyncio.sleep(3600)
+started = threading.Event()
+threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True).start()
+started.wait()
+print("over")
+""")
+    assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr
+
+
+def test_the_interpreter_ends_with_an_open_loop(loop_kind):
+    child = run_child(loop_kind, """
+import helpers
+async def main():
+    ours, peer = helpers.make_pair()
+    transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+    transport.write(b"x" * (8 << 20))
+    return transport, peer
+kept = loop.run_until_complete(main())
+print("over")
+""")
+    assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr
+
+
+def test_what_was_written_leaves_before_run_returns(loop_kind):
+    loop = make_loop(loop_kind)
+    transport, protocol, peer = loop.run_until_complete(connect(loop))
+
+    async def main():
+        transport.write(b"last words")
+
+    loop.run_until_complete(main())
+    peer.settimeout(10)
+    assert peer.recv(100) == b"last words"
+    with contextlib.closing(loop):
+        transport.abort()
+        loop.run_until_complete(protocol.lost())
+    peer.close()
