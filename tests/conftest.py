@@ -1,0 +1,195 @@
+"""Fixtures of the differential tests: the same script on asyncio, uvloop and both backends.
+
+Owns the life of every loop a test gets, and the checks made when it ends: nothing reached
+the exception handler that the test did not ask for, and no file descriptor was left behind.
+"""
+
+import asyncio
+import functools
+import gc
+import inspect
+import os
+import subprocess
+import time
+
+import pytest
+
+from helpers import LOOP_KINDS, make_loop, open_fds, why_not
+
+TEST_LIMIT = 40.0  # seconds; a guard against hangs, below pytest's own time-out
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--kinds",
+        default=",".join(LOOP_KINDS),
+        help="comma separated loop kinds to test (default: all of them)",
+    )
+
+
+def pytest_configure(config):
+    for peer in ("asyncio", "uvloop"):
+        config.addinivalue_line(
+            "markers",
+            f"{peer}_differs(reason, reference, when=True, run=True): {peer} is known to "
+            "fail this test; reference is a public issue or document that says so",
+        )
+
+
+def pytest_generate_tests(metafunc):
+    if "loop_kind" in metafunc.fixturenames:
+        kinds = metafunc.config.getoption("--kinds").split(",")
+        unknown = set(kinds) - set(LOOP_KINDS)
+        if unknown:
+            raise pytest.UsageError(f"--kinds: unknown {sorted(unknown)}, not in {LOOP_KINDS}")
+        # A module about the engine itself names the kinds it is about.
+        wanted = getattr(metafunc.module, "KINDS", LOOP_KINDS)
+        kinds = [kind for kind in kinds if kind in wanted]
+        metafunc.parametrize("loop_kind", kinds, indirect=True)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        kind = callspec.params.get("loop_kind") if callspec else None
+        if kind in ("asyncio", "uvloop"):
+            for mark in item.iter_markers(f"{kind}_differs"):
+                _expect_failure(item, kind, *mark.args, **mark.kwargs)
+
+
+def _expect_failure(item, kind, reason, reference, when=True, run=True):
+    if when:
+        text = f"{kind}: {reason} ({reference})"
+        item.add_marker(pytest.mark.xfail(reason=text, strict=False, run=run))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Runs `async def` tests on their own `loop` fixture."""
+    function = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(function):
+        return None
+    arguments = {
+        name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames
+    }
+
+    async def bounded():
+        async with asyncio.timeout(TEST_LIMIT):
+            await function(**arguments)
+
+    pyfuncitem.funcargs["loop"].run_until_complete(bounded())
+    return True
+
+
+class Ledger:
+    """What the loops of one test reported to their exception handlers."""
+
+    def __init__(self):
+        self.contexts = []
+        self.asked_for = False
+
+    def handler(self, loop, context):
+        self.contexts.append(context)
+
+
+@functools.cache
+def _why_not(kind):
+    reason = why_not(kind)
+    if kind == "uvloop" and not reason:
+        make_loop(kind).close()  # libuv makes a pipe once per process and keeps it
+    return reason
+
+
+@pytest.fixture
+def loop_kind(request):
+    """'asyncio', 'uvloop', 'io_uring' or 'epoll'; skips with the reason why one cannot run."""
+    reason = _why_not(request.param)
+    if reason:
+        pytest.skip(reason)
+    return request.param
+
+
+@pytest.fixture
+def ledger(loop_kind):
+    """Checks at the end that no loop reported an error and no descriptor leaked."""
+    ledger = Ledger()
+    before = open_fds()
+    yield ledger
+    _assert_no_leak(before)
+    if ledger.contexts and not ledger.asked_for:
+        pytest.fail(f"the exception handler was called: {ledger.contexts!r}")
+
+
+def _assert_no_leak(before):
+    deadline = time.monotonic() + 5
+    while True:
+        left = {fd: name for fd, name in open_fds().items() if fd not in before}
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"file descriptors leaked: {left}")
+        gc.collect()
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def errors(ledger):
+    """The contexts given to the exception handler; a test that takes it checks them itself."""
+    ledger.asked_for = True
+    return ledger.contexts
+
+
+@pytest.fixture
+def new_loop(loop_kind, ledger):
+    """A factory of loops of this kind; each is closed at the end of the test."""
+    made = []
+
+    def factory():
+        loop = make_loop(loop_kind)
+        loop.set_exception_handler(ledger.handler)
+        made.append(loop)
+        return loop
+
+    yield factory
+    for loop in made:
+        _shut(loop)
+    made.clear()
+
+
+def _shut(loop):
+    if loop.is_closed():
+        return
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=10))
+    for _ in range(3):  # let connection_lost and the closing of sockets happen
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    loop.close()
+
+
+@pytest.fixture
+def loop(new_loop):
+    """A new loop of `loop_kind`, set as the current event loop."""
+    loop = new_loop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    _shut(loop)
+    asyncio.set_event_loop(None)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """(certificate file, key file) of 'localhost', made once by the openssl command."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command += ["-keyout", os.fspath(key), "-out", os.fspath(certificate)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip("the openssl command is not installed")
+    return os.fspath(certificate), os.fspath(key)

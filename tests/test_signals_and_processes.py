@@ -1,0 +1,600 @@
+"""Signals, subprocesses, pipes, executors, names, datagrams, TLS, files, the sock_ calls."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from helpers import (
+    PY312,
+    Echo,
+    Recorder,
+    assert_same,
+    in_thread,
+    pattern,
+    read_exactly,
+    read_to_end,
+    run_child,
+    run_once,
+    socket_pair,
+    ticks,
+    until,
+)
+
+UVLOOP_LOOP = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/loop.pyx"
+
+# Signals
+
+
+async def test_a_signal_handler_is_called_with_its_arguments(loop):
+    seen = []
+    loop.add_signal_handler(signal.SIGUSR1, lambda *args: seen.append(args), 1, 2)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await until(lambda: seen)
+    assert seen == [(1, 2)]
+    assert loop.remove_signal_handler(signal.SIGUSR1) is True
+    assert loop.remove_signal_handler(signal.SIGUSR1) is False
+
+
+async def test_a_signal_wakes_an_idle_loop(loop):
+    future = loop.create_future()
+    loop.add_signal_handler(signal.SIGUSR1, future.set_result, "woken")
+    timer = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1))
+    timer.start()
+    assert await future == "woken"
+    timer.join()
+    loop.remove_signal_handler(signal.SIGUSR1)
+
+
+async def test_a_new_signal_handler_replaces_the_old_one(loop):
+    seen = []
+    loop.add_signal_handler(signal.SIGUSR1, seen.append, "old")
+    loop.add_signal_handler(signal.SIGUSR1, seen.append, "new")
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await until(lambda: seen)
+    assert seen == ["new"]
+    loop.remove_signal_handler(signal.SIGUSR1)
+
+
+def test_impossible_signals_are_refused(loop):
+    with pytest.raises(ValueError):
+        loop.add_signal_handler(100_000, print)
+    with pytest.raises(TypeError):
+        loop.add_signal_handler("SIGUSR1", print)
+    with pytest.raises(RuntimeError):
+        loop.add_signal_handler(signal.SIGKILL, print)
+
+
+async def test_a_python_signal_handler_runs_while_the_loop_is_idle(loop):
+    seen = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    try:
+        thread = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR2))
+        thread.start()
+        await until(lambda: seen)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert seen == [signal.SIGUSR2]
+
+
+@pytest.mark.uvloop_differs("leaves its own handler behind", UVLOOP_LOOP)
+def test_closing_the_loop_removes_its_signal_handlers(loop):
+    loop.add_signal_handler(signal.SIGUSR1, print)
+    run_once(loop)
+    loop.close()
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
+INTERRUPTED = """
+import os, signal, threading
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+async def answer():
+    return "again"
+loop.call_soon(lambda: threading.Thread(target=interrupt).start())
+try:
+    loop.run_forever()
+except KeyboardInterrupt:
+    print("interrupted", loop.is_running(), loop.run_until_complete(answer()))
+loop.close()
+"""
+
+
+def test_sigint_interrupts_an_idle_loop_that_can_be_used_again(loop_kind):
+    child = run_child(loop_kind, INTERRUPTED)
+    assert (child.returncode, child.stdout) == (0, "interrupted False again\n"), child.stderr
+
+
+RUNNER = """
+import os, signal
+async def main():
+    try:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+        await asyncio.sleep(20)
+    except asyncio.CancelledError:
+        print("cancelled")
+        raise
+loop.close()
+try:
+    with asyncio.Runner(loop_factory=lambda: helpers.make_loop(kind)) as runner:
+        runner.run(main())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_sigint_cancels_the_main_task_of_a_runner(loop_kind):
+    child = run_child(loop_kind, RUNNER)
+    assert (child.returncode, child.stdout) == (0, "cancelled\ninterrupted\n"), child.stderr
+
+
+# Subprocesses
+
+UPPER = "import sys; sys.stdout.write(sys.stdin.read().upper())"
+
+
+@pytest.fixture
+def watched(loop):
+    """A loop that can wait for children (before 3.12 asyncio needs a watcher for that)."""
+    if PY312:
+        yield loop
+        return
+    watcher = asyncio.ThreadedChildWatcher()
+    before = asyncio.get_child_watcher()
+    asyncio.set_child_watcher(watcher)
+    yield loop
+    asyncio.set_child_watcher(before)
+
+
+async def test_a_subprocess_answers_through_its_pipes(loop, watched):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", UPPER, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    output, _ = await process.communicate(b"hello")
+    assert output == b"HELLO"
+    assert process.returncode == 0
+
+
+async def test_a_subprocess_echoes_large_data(loop, watched):
+    data = pattern(1 << 20)
+    process = await asyncio.create_subprocess_exec(
+        "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    output, _ = await process.communicate(data)
+    assert_same(output, data)
+    assert process.returncode == 0
+
+
+async def test_a_shell_command_gives_its_output_and_exit_status(loop, watched):
+    process = await asyncio.create_subprocess_shell(
+        "echo out; echo err >&2; exit 3", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert await process.communicate() == (b"out\n", b"err\n")
+    assert process.returncode == 3
+
+
+async def test_a_killed_subprocess_has_the_signal_as_its_status(loop, watched):
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    process.kill()
+    assert await process.wait() == -signal.SIGKILL
+
+
+async def test_a_missing_program_is_a_file_not_found_error(loop, watched):
+    with pytest.raises(FileNotFoundError):
+        await asyncio.create_subprocess_exec("/nonexistent/program")
+
+
+async def test_a_subprocess_protocol_gets_all_its_calls(loop, watched):
+    calls = []
+
+    class Protocol(asyncio.SubprocessProtocol):
+        def connection_made(self, transport):
+            calls.append("connection_made")
+
+        def pipe_data_received(self, fd, data):
+            calls.append(("data", fd, data))
+
+        def pipe_connection_lost(self, fd, exc):
+            calls.append(("lost", fd, exc))
+
+        def process_exited(self):
+            calls.append("process_exited")
+
+        def connection_lost(self, exc):
+            calls.append(("connection_lost", exc))
+
+    transport, _ = await loop.subprocess_exec(
+        Protocol, "echo", "hello", stdin=None, stderr=None
+    )
+    await until(lambda: calls and calls[-1] == ("connection_lost", None))
+    assert transport.get_returncode() == 0
+    transport.close()
+    assert calls[0] == "connection_made"
+    assert ("data", 1, b"hello\n") in calls
+    assert ("lost", 1, None) in calls
+    assert "process_exited" in calls
+
+
+async def test_many_subprocesses_run_at_once(loop, watched):
+    async def echo(number):
+        process = await asyncio.create_subprocess_exec(
+            "echo", str(number), stdout=subprocess.PIPE
+        )
+        return (await process.communicate())[0]
+
+    outputs = await asyncio.gather(*map(echo, range(8)))
+    assert outputs == [b"%d\n" % number for number in range(8)]
+
+
+# Pipes
+
+
+async def test_connect_read_pipe_reads_to_the_end(loop):
+    reading, writing = os.pipe()
+    data = pattern(200_000)
+    file = os.fdopen(reading, "rb", 0)
+    transport, protocol = await loop.connect_read_pipe(Recorder, file)
+
+    def write():
+        with os.fdopen(writing, "wb") as out:
+            out.write(data)
+
+    await in_thread(write)
+    assert await protocol.lost() is None
+    assert_same(bytes(protocol.data), data)
+    assert transport.is_closing()
+
+
+async def test_connect_write_pipe_writes_everything_and_closes(loop):
+    reading, writing = os.pipe()
+    data = pattern(200_000)
+    file = os.fdopen(writing, "wb", 0)
+    transport, protocol = await loop.connect_write_pipe(Recorder, file)
+    transport.write(data)
+    transport.close()
+    with os.fdopen(reading, "rb") as incoming:
+        assert_same(await in_thread(incoming.read), data)
+    assert await protocol.lost() is None
+
+
+async def test_a_write_pipe_notices_that_its_reader_left(loop):
+    reading, writing = os.pipe()
+    file = os.fdopen(writing, "wb", 0)
+    _, protocol = await loop.connect_write_pipe(Recorder, file)
+    os.close(reading)
+    await protocol.lost()
+
+
+# Executors and names
+
+
+async def test_run_in_executor_runs_in_another_thread(loop):
+    thread = await loop.run_in_executor(None, threading.get_ident)
+    assert thread != threading.get_ident()
+
+
+async def test_run_in_executor_raises_what_the_function_raised(loop):
+    with pytest.raises(ZeroDivisionError):
+        await loop.run_in_executor(None, divmod, 1, 0)
+
+
+async def test_shutdown_default_executor_waits_for_the_threads(loop):
+    seen = []
+    future = loop.run_in_executor(None, seen.append, "x")
+    await loop.shutdown_default_executor()
+    assert seen == ["x"]
+    await future
+    with pytest.raises(RuntimeError):
+        loop.run_in_executor(None, print)
+
+
+async def test_getaddrinfo_and_getnameinfo_look_names_up(loop):
+    found = await loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)
+    assert found[0][4] == ("127.0.0.1", 80)
+    assert found == socket.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)
+    host, port = await loop.getnameinfo(
+        ("127.0.0.1", 80), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+    )
+    assert (host, port) == ("127.0.0.1", "80")
+
+
+async def test_connecting_by_host_name_works(loop):
+    server = await loop.create_server(Echo, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    transport, protocol = await loop.create_connection(Recorder, "localhost", port)
+    transport.write(b"x")
+    assert await protocol.received(1) == b"x"
+    transport.close()
+    await protocol.lost()
+    server.close()
+
+
+# Datagrams
+
+
+class Datagrams(asyncio.DatagramProtocol):
+    def __init__(self, echo=False):
+        self.echo = echo
+        self.received = []
+        self.errors = []
+        self.lost_with = []
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def datagram_received(self, data, address):
+        self.received.append((data, address))
+        if self.echo:
+            self.transport.sendto(data, address)
+
+    def error_received(self, exc):
+        self.errors.append(exc)
+
+    def connection_lost(self, exc):
+        self.lost_with.append(exc)
+
+
+@contextlib.asynccontextmanager
+async def endpoint(loop, **options):
+    echo = options.pop("echo", False)
+    made = await loop.create_datagram_endpoint(lambda: Datagrams(echo), **options)
+    try:
+        yield made
+    finally:
+        made[0].close()
+        await until(lambda: made[1].lost_with)
+
+
+async def test_datagrams_are_echoed_whole_and_one_by_one(loop):
+    async with endpoint(loop, local_addr=("127.0.0.1", 0), echo=True) as (server, _):
+        address = server.get_extra_info("sockname")
+        async with endpoint(loop, remote_addr=address) as (client, protocol):
+            sizes = [1, 100, 5000, 0, 60_000, 3]
+            for number, size in enumerate(sizes):
+                client.sendto(pattern(size, number))
+                if size:
+                    count = len(protocol.received) + 1
+                    await until(lambda count=count: len(protocol.received) >= count)
+            received = [data for data, _ in protocol.received if data]
+            expected = [pattern(size, number) for number, size in enumerate(sizes) if size]
+            assert received == expected
+            assert {source for _, source in protocol.received} == {address}
+
+
+async def test_a_datagram_to_nobody_is_an_error_received(loop):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as placeholder:
+        placeholder.bind(("127.0.0.1", 0))
+        address = placeholder.getsockname()
+    async with endpoint(loop, remote_addr=address) as (transport, protocol):
+        transport.sendto(b"anybody?")
+        await until(lambda: protocol.errors)
+        assert isinstance(protocol.errors[0], ConnectionRefusedError)
+        assert not transport.is_closing()
+
+
+async def test_many_datagrams_in_one_tick_keep_their_order(loop):
+    async with endpoint(loop, local_addr=("127.0.0.1", 0)) as (server, protocol):
+        address = server.get_extra_info("sockname")
+        async with endpoint(loop, local_addr=("127.0.0.1", 0)) as (client, _):
+            for number in range(100):
+                client.sendto(b"%3d" % number, address)
+            await until(lambda: len(protocol.received) == 100)
+            assert [int(data) for data, _ in protocol.received] == list(range(100))
+
+
+# TLS
+
+
+@pytest.fixture
+def contexts(certificate):
+    """(server's, client's) SSL contexts."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*certificate)
+    client = ssl.create_default_context(cafile=certificate[0])
+    return server, client
+
+
+async def test_tls_echoes_large_data(loop, contexts):
+    data = pattern(1 << 20)
+    server = await loop.create_server(Echo, "127.0.0.1", 0, ssl=contexts[0])
+    address = server.sockets[0].getsockname()
+    transport, protocol = await loop.create_connection(
+        Recorder, *address, ssl=contexts[1], server_hostname="localhost"
+    )
+    assert transport.get_extra_info("ssl_object").version().startswith("TLS")
+    transport.write(data)
+    assert_same(await protocol.received(len(data)), data)
+    transport.close()
+    await protocol.lost()
+    server.close()
+    await ticks(20)
+
+
+async def test_tls_refuses_a_wrong_name(loop, contexts, errors):
+    server = await loop.create_server(Echo, "127.0.0.1", 0, ssl=contexts[0])
+    address = server.sockets[0].getsockname()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await loop.create_connection(
+            Recorder, *address, ssl=contexts[1], server_hostname="wrong.example"
+        )
+    server.close()
+    await ticks(20)
+
+
+async def test_start_tls_upgrades_a_connection_on_both_ends(loop, contexts):
+    data = pattern(300_000)
+    done = loop.create_future()
+
+    async def serve(reader, writer):
+        assert await reader.readline() == b"STARTTLS\n"
+        writer.write(b"GO\n")
+        await writer.drain()
+        await writer.start_tls(contexts[0])
+        writer.write(await reader.readexactly(len(data)))
+        await writer.drain()
+        writer.close()
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
+        done.set_result(None)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"STARTTLS\n")
+    assert await reader.readline() == b"GO\n"
+    await writer.start_tls(contexts[1], server_hostname="localhost")
+    writer.write(data)
+    assert_same(await reader.readexactly(len(data)), data)
+    assert await reader.read() == b""
+    writer.close()
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        await writer.wait_closed()
+    await done
+    server.close()
+
+
+# Files
+
+
+@pytest.mark.uvloop_differs("has no sendfile()", UVLOOP_LOOP)
+async def test_sendfile_sends_a_part_of_a_file_through_a_transport(loop, tmp_path):
+    data = pattern(500_000)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with socket_pair(small=True) as (ours, peer):
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        reading = asyncio.ensure_future(in_thread(read_to_end, peer))
+        transport.write(b"head")
+        with path.open("rb") as file:
+            assert await loop.sendfile(transport, file, 1000, 400_000) == 400_000
+        transport.write(b"tail")
+        transport.close()
+        assert_same(await reading, b"head" + data[1000:401_000] + b"tail")
+        await protocol.lost()
+
+
+@pytest.mark.uvloop_differs("has no sock_sendfile()", UVLOOP_LOOP)
+async def test_sock_sendfile_sends_a_whole_file(loop, tmp_path):
+    data = pattern(500_000)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with socket_pair(small=True) as (ours, peer), path.open("rb") as file:
+        reading = asyncio.ensure_future(in_thread(read_exactly, peer, len(data)))
+        assert await loop.sock_sendfile(ours, file) == len(data)
+        assert_same(await reading, data)
+
+
+# sock_ calls
+
+
+async def test_sock_recv_waits_for_data_and_gives_at_most_n_bytes(loop):
+    with socket_pair() as (ours, peer):
+        receiving = asyncio.ensure_future(loop.sock_recv(ours, 4))
+        await ticks()
+        assert not receiving.done()
+        peer.sendall(b"abcdef")
+        assert await receiving == b"abcd"
+        assert await loop.sock_recv(ours, 100) == b"ef"
+        peer.close()
+        assert await loop.sock_recv(ours, 100) == b""
+
+
+async def test_sock_recv_leaves_the_rest_to_a_plain_recv(loop):
+    with socket_pair() as (ours, peer):
+        receiving = asyncio.ensure_future(loop.sock_recv(ours, 2))
+        await ticks()
+        peer.sendall(b"abcd")
+        assert await receiving == b"ab"
+        assert ours.recv(10) == b"cd"
+
+
+async def test_sock_recv_into_fills_the_buffer(loop):
+    with socket_pair() as (ours, peer):
+        buffer = bytearray(10)
+        peer.sendall(b"abc")
+        assert await loop.sock_recv_into(ours, buffer) == 3
+        assert buffer[:3] == b"abc"
+
+
+async def test_sock_sendall_sends_more_than_the_socket_takes(loop):
+    data = pattern(1 << 20)
+    with socket_pair(small=True) as (ours, peer):
+        reading = asyncio.ensure_future(in_thread(read_exactly, peer, len(data)))
+        assert await loop.sock_sendall(ours, data) is None
+        assert_same(await reading, data)
+
+
+async def test_sock_connect_and_sock_accept_meet(loop):
+    with socket.socket() as listener, socket.socket() as client:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        client.setblocking(False)
+        accepting = asyncio.ensure_future(loop.sock_accept(listener))
+        await ticks()
+        await loop.sock_connect(client, listener.getsockname())
+        accepted, address = await accepting
+        with accepted:
+            assert address == client.getsockname()
+            assert accepted.gettimeout() == 0
+            await loop.sock_sendall(client, b"hello")
+            assert await loop.sock_recv(accepted, 10) == b"hello"
+
+
+async def test_sock_connect_to_nobody_is_refused(loop):
+    with socket.socket() as placeholder, socket.socket() as client:
+        placeholder.bind(("127.0.0.1", 0))
+        client.setblocking(False)
+        with pytest.raises(ConnectionRefusedError):
+            await loop.sock_connect(client, placeholder.getsockname())
+
+
+async def test_a_cancelled_sock_recv_loses_nothing(loop):
+    with socket_pair() as (ours, peer):
+        for number in range(20):
+            receiving = asyncio.ensure_future(loop.sock_recv(ours, 10))
+            await ticks(number % 4)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            peer.sendall(b"x")
+            assert await loop.sock_recv(ours, 10) == b"x"
+
+
+async def test_a_blocking_socket_is_a_value_error_in_debug_mode(loop):
+    loop.set_debug(True)
+    with socket_pair() as (_, peer):
+        with pytest.raises(ValueError, match="non-blocking"):
+            await loop.sock_recv(peer, 10)
+    loop.set_debug(False)
+
+
+async def test_sock_recv_on_the_socket_of_a_transport_is_a_runtime_error(loop):
+    with socket_pair() as (ours, _):
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        with pytest.raises(RuntimeError, match="is used by transport"):
+            await loop.sock_recv(ours, 10)
+        transport.close()
+        await protocol.lost()
+
+
+async def test_sock_recvfrom_and_sock_sendto_carry_datagrams(loop):
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as left,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as right,
+    ):
+        for sock in (left, right):
+            sock.bind(("127.0.0.1", 0))
+            sock.setblocking(False)
+        try:
+            assert await loop.sock_sendto(left, b"hello", right.getsockname()) == 5
+        except NotImplementedError:
+            pytest.skip("this loop has no sock_sendto")
+        assert await loop.sock_recvfrom(right, 100) == (b"hello", left.getsockname())
