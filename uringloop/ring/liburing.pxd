@@ -185,7 +185,6 @@ cdef extern from "<sys/socket.h>" nogil:
         SHUT_WR
         MSG_NOSIGNAL
         MSG_WAITALL
-        MSG_DONTWAIT
 
     int accept4(int fd, void *address, void *address_size, int flags)
     ssize_t send(int fd, const void *data, size_t length, int flags)

@@ -32,14 +32,9 @@ cdef class Operation:
     """One request: subclasses say what its answer means."""
     cdef uint64_t user_data
     cdef OperationState state
-    cdef bint is_silent     # in flight, and answered only if it fails (Ring.start_silent)
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         """Take an answer: a CQE's result and flags, or (events, READINESS) from the poller."""
-        raise NotImplementedError
-
-    cdef int succeed(self) except -1:
-        """A silent request did all that was asked of it."""
         raise NotImplementedError
 
     cdef int discard(self, int32_t result, uint32_t flags) except -1:

@@ -33,14 +33,11 @@ cdef class Ring:
     cdef bint alive
     cdef unsigned fork_count
     cdef Py_ssize_t in_flight
-    cdef list silent            # operations started with start_silent, from silent_head on
-    cdef Py_ssize_t silent_head
     cdef uint64_t enters, submissions, completions, overflows, stale_answers, buffers_ran_dry
 
     def __cinit__(self, OperationTable operations, AnswerQueue answers):
         self.operations = operations
         self.answers = answers
-        self.silent = []
         self.ring.ring_fd = -1
 
     cdef int open(self, unsigned entries) noexcept:
@@ -98,40 +95,6 @@ cdef class Ring:
         liburing.prepare(sqe, opcode, fd, address, length, operation.user_data)
         self.in_flight += 1
         return sqe
-
-    cdef liburing.io_uring_sqe *start_silent(self, Operation operation, uint8_t opcode, int fd,
-                                             const void *address, uint32_t length) except NULL:
-        """Like start(), for a request that ends within the submit: no completion if it succeeds.
-
-        The caller must see to it that the kernel does not wait (MSG_DONTWAIT), and take the
-        outcome with next_success() after the submit (IOSQE_CQE_SKIP_SUCCESS, Linux 5.17).
-        """
-        cdef liburing.io_uring_sqe *sqe = self.start(operation, opcode, fd, address, length)
-        sqe.flags = liburing.IOSQE_CQE_SKIP_SUCCESS
-        operation.is_silent = True
-        self.silent.append(operation)
-        return sqe
-
-    cdef Operation next_success(self):
-        """The next silent operation that succeeded, idle by now; None when there is none left.
-
-        One that failed has posted a completion during the submit, and drain() has seen it.
-        """
-        cdef Operation operation
-        if self.silent_head == 0:
-            if PyList_GET_SIZE(self.silent) == 0 or liburing.io_uring_sq_ready(&self.ring):
-                return None
-            self.drain()
-        while self.silent_head < PyList_GET_SIZE(self.silent):
-            operation = <Operation>PyList_GET_ITEM(self.silent, self.silent_head)
-            self.silent_head += 1
-            if operation.is_silent:
-                operation.is_silent = False
-                self.finished(operation)
-                return operation
-        self.silent_head = 0
-        self.silent.clear()
-        return None
 
     cdef int cancel(self, Operation operation) except -1:
         """submitted -> cancelling. The operation's own answer still comes, with data if it won."""
@@ -195,8 +158,6 @@ cdef class Ring:
                 self.completions += 1
                 if cqe.user_data:
                     self.answers.push(cqe.user_data, cqe.res, cqe.flags)
-                    if PyList_GET_SIZE(self.silent):
-                        self.break_silence(cqe.user_data)
                 head += 1
             liburing.io_uring_cq_advance(&self.ring, tail - self.ring.cq.khead[0])
             if not liburing.io_uring_cq_has_overflow(&self.ring):
@@ -209,12 +170,10 @@ cdef class Ring:
             raise os_error(EOVERFLOW, "io_uring dropped completions")
         return 0
 
-    cdef int break_silence(self, uint64_t user_data) except -1:
-        """A silent request has a completion: it failed, or did less than was asked."""
-        cdef Operation operation = self.operations.find(user_data)
-        if operation is not None:
-            operation.is_silent = False
-        return 0
+    cdef inline bint quiet(self) noexcept:
+        """True when no completion is posted or waiting for a kernel entry."""
+        return (liburing.io_uring_cq_ready(&self.ring) == 0
+                and not liburing.taskrun_pending(&self.ring))
 
     cdef int finished(self, Operation operation) except -1:
         """The final completion of an operation was taken from the answer queue."""

@@ -227,16 +227,7 @@ cdef class LoopCore:
             if self.ring.buffers is not None:
                 self.ring.buffers.publish()
             self.ring.submit()
-            self.tell_successes()
         return 0
-
-    cdef int tell_successes(self) except -1:
-        cdef Operation operation
-        while True:
-            operation = self.ring.next_success()
-            if operation is None:
-                return 0
-            operation.succeed()
 
     cdef int collect(self) except -1:
         cdef bint busy
@@ -244,8 +235,8 @@ cdef class LoopCore:
         cdef bint interrupted = False
         if self.ring is not None:
             self.ring.drain()
-        busy = (self.ready.count > 0 or self._stopping or self.answers.head != self.answers.tail
-                or PyList_GET_SIZE(self.dirty) > 0)
+        busy = (self.ready.count > 0 or self._stopping
+                or self.answers.head != self.answers.tail)
         now = liburing.monotonic_ns()
         if busy:
             timeout_ns = 0

@@ -3,14 +3,10 @@
 # Owner: the chunks belong to the sender until the kernel has taken them. Bytes objects are
 # referenced, everything else is copied before write() returns (the caller may change it).
 #
-# At most one send is in flight per socket: two would interleave. It carries at most CHUNK_SIZE
-# bytes: beyond that the kernel moves the request to a worker thread, where it cannot be cancelled
-# any more (docs/kernel.md, "Sends").
-#
-# The first try does not wait: it is over when the submit returns, and posts a completion only if it
-# fails or is short. What the socket had no room for is sent by a second request that waits for it.
-# Both are MSG_WAITALL, so a short result of the second means an error or a cancellation, and
-# sending the rest tells which.
+# At most one send is in flight per socket: two would interleave. It is MSG_WAITALL, so a short
+# result means an error or a cancellation, and sending the rest tells which. It carries at most
+# CHUNK_SIZE bytes: beyond that the kernel moves the request to a worker thread, where it cannot be
+# cancelled any more (docs/kernel.md, "Sends").
 
 cdef enum:
     CHUNK_SIZE = 256 * 1024
@@ -28,7 +24,6 @@ cdef class Sender(Operation):
     cdef Py_ssize_t size        # bytes in all that are not sent
     cdef Py_ssize_t requested   # bytes of the request in flight
     cdef bint watching          # in flight in the poller, not in the ring
-    cdef bint must_wait         # the socket was full: the next request waits for room
     cdef bint dropped           # what is in flight belongs to a connection that was aborted
     cdef liburing.msghdr message
     cdef liburing.iovec *vectors
@@ -120,6 +115,7 @@ cdef class Sender(Operation):
     cdef int prepare(self) except -1:
         """Called from the flush: put the next request into the ring or the poller."""
         cdef LoopCore loop = self.transport.loop
+        cdef liburing.io_uring_sqe *sqe
         cdef int error
         if self.state != IDLE or not self.size:
             return 0
@@ -133,30 +129,13 @@ cdef class Sender(Operation):
             return self.transport.output_sent()
         self.requested = self.gather()
         if self.message.msg_iovlen == 1:
-            self.submit(loop.ring, liburing.IORING_OP_SEND, self.vectors[0].iov_base,
-                        <uint32_t>self.vectors[0].iov_len)
+            sqe = loop.ring.start(self, liburing.IORING_OP_SEND, self.transport.fd,
+                                  self.vectors[0].iov_base, <uint32_t>self.vectors[0].iov_len)
         else:
-            self.submit(loop.ring, liburing.IORING_OP_SENDMSG, &self.message, 1)
+            sqe = loop.ring.start(self, liburing.IORING_OP_SENDMSG, self.transport.fd,
+                                  &self.message, 1)
+        sqe.msg_flags = liburing.MSG_WAITALL | liburing.MSG_NOSIGNAL
         return 0
-
-    cdef int submit(self, Ring ring, uint8_t opcode, const void *address,
-                    uint32_t length) except -1:
-        cdef liburing.io_uring_sqe *sqe
-        if self.must_wait:
-            self.must_wait = False
-            sqe = ring.start(self, opcode, self.transport.fd, address, length)
-            sqe.msg_flags = liburing.MSG_WAITALL | liburing.MSG_NOSIGNAL
-        else:
-            sqe = ring.start_silent(self, opcode, self.transport.fd, address, length)
-            sqe.msg_flags = (liburing.MSG_WAITALL | liburing.MSG_NOSIGNAL
-                             | liburing.MSG_DONTWAIT)
-        return 0
-
-    cdef int succeed(self) except -1:
-        self.consume(self.requested)
-        if self.size:
-            self.transport.loop.mark_dirty(self.transport)
-        return self.transport.output_sent()
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         cdef int error = 0
@@ -176,7 +155,6 @@ cdef class Sender(Operation):
         if error:
             return self.failed(error)
         if self.size and self.state == IDLE:
-            self.must_wait = True
             self.transport.loop.mark_dirty(self.transport)
         return self.transport.output_sent()
 
