@@ -9,7 +9,10 @@ cimport cython
 from cpython.buffer cimport (PyBUF_FULL_RO, PyBUF_WRITABLE, PyBuffer_IsContiguous,
                              PyBuffer_Release, PyObject_GetBuffer)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytearray cimport (PyByteArray_AS_STRING, PyByteArray_GET_SIZE,
+                                PyByteArray_Resize)
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_SET_ITEM
+from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -60,6 +63,7 @@ include "scheduler/loop_core.pxi"
 # FLOOR 3: bytes for protocols
 include "transports/transport.pxi"
 include "transports/flow_control.pxi"
+include "transports/stream_reader.pxi"
 include "transports/receive.pxi"
 include "transports/send.pxi"
 include "transports/stream.pxi"

@@ -89,6 +89,10 @@ cdef class LoopCore:
         """Seconds of CLOCK_MONOTONIC, read now, with nanosecond resolution."""
         return <double>liburing.monotonic_ns() / 1e9
 
+    def create_future(self):
+        """A new asyncio.Future of this loop."""
+        return asyncio.Future(loop=self)
+
     cdef int check_debug(self, callback, str method) except -1:
         self._check_thread()
         self._check_callback(callback, method)

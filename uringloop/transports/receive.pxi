@@ -163,6 +163,9 @@ cdef class Receiver(Operation):
             finally:
                 buffers.give_back(block)
             return 0
+        if self.transport.feed is not None and self.transport.fed(content, size):
+            buffers.give_back(block)
+            return 0
         if size < HAND_OVER_SIZE:
             loop.counters.messages_copied += 1
             data = PyBytes_FromStringAndSize(content, size)
@@ -219,13 +222,15 @@ cdef class Receiver(Operation):
             if size > 0:
                 self.count_message(size)
             return 0
-        if self.small_in_a_row:
+        if self.small_in_a_row or self.transport.feed is not None:
             space = loop.scratch_space()
         else:
             space = PyBytes_FromStringAndSize(NULL, READ_SIZE)
         size = liburing.recv(self.transport.fd, PyBytes_AS_STRING(space), READ_SIZE, 0)
         if size <= 0:
             return self.read_failed(size)
+        if self.transport.feed is not None and self.transport.fed(PyBytes_AS_STRING(space), size):
+            return self.count_message(size)
         if space is loop.scratch:
             loop.counters.messages_copied += 1
             data = PyBytes_FromStringAndSize(PyBytes_AS_STRING(space), size)

@@ -12,6 +12,7 @@ cdef class StreamTransport(FlowControlTransport):
     cdef Receiver receiver
     cdef Sender sender
     cdef bint buffered          # the protocol is a BufferedProtocol
+    cdef ReaderFeed feed        # if the protocol is asyncio's for a StreamReader
     cdef bint reading_paused
     cdef bint eof_written
     cdef object empty_waiter
@@ -37,6 +38,8 @@ cdef class StreamTransport(FlowControlTransport):
         """Switch to another protocol, of either kind; what arrives next goes to it."""
         self.protocol = protocol
         self.buffered = isinstance(protocol, asyncio.BufferedProtocol)
+        feed = <ReaderFeed>_READER_FEED
+        self.feed = feed if feed.serves(protocol) else None
 
     # --- input -------------------------------------------------------------------------------
 
@@ -68,6 +71,16 @@ cdef class StreamTransport(FlowControlTransport):
 
     cdef int stop_receiving(self) except -1:
         return self.receiver.stop()
+
+    cdef bint fed(self, const char *content, Py_ssize_t size) except -1:
+        """Try to give data to a StreamReader directly; False if data_received() is to be called."""
+        try:
+            return self.feed.feed(self.protocol, content, size)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
+        return True
 
     cdef int data_received(self, bytes data) except -1:
         try:
