@@ -142,7 +142,7 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
         listener = self._listeners.pop(sock.fileno(), None)
         if listener is not None:
             _core.stop_listener(listener)
-        sock.close()
+        super()._stop_serving(sock)
 
 
 class _Descriptors:
