@@ -66,7 +66,7 @@ lint: build
 	$(python) -m pip install -q ruff mypy
 	$(venv)/bin/ruff check uringloop tests benchmarks setup.py
 	$(venv)/bin/mypy --strict uringloop
-	$(python) -m mypy.stubtest uringloop --allowlist tests/stubtest-allowlist.txt
+	$(python) -m mypy.stubtest uringloop --mypy-config-file pyproject.toml --allowlist tests/stubtest-allowlist.txt
 
 dist: build
 	$(python) -m pip install -q build

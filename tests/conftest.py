@@ -13,7 +13,6 @@ import subprocess
 import time
 
 import pytest
-
 from helpers import LOOP_KINDS, make_loop, open_fds, why_not
 
 TEST_LIMIT = 40.0  # seconds; a guard against hangs, below pytest's own time-out

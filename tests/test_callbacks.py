@@ -10,7 +10,6 @@ import time
 import warnings
 
 import pytest
-
 from helpers import LIMIT, PY313, in_thread, run_once, ticks, until
 
 UVLOOP_LOOP = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/loop.pyx"
@@ -734,3 +733,38 @@ async def test_gather_of_1000_tasks_gives_the_results_in_order(loop):
         return number
 
     assert await asyncio.gather(*map(work, range(1000))) == list(range(1000))
+
+
+def test_a_cancelled_handle_may_be_run_by_hand(loop):
+    handle = loop.call_soon(print)
+    handle.cancel()
+    if hasattr(handle, "_run"):
+        loop.set_exception_handler(lambda loop, context: None)
+        handle._run()
+    timer = loop.call_later(0, print)
+    timer.cancel()
+    timer.cancel()
+
+
+def test_a_callback_may_cancel_its_own_handle(loop):
+    seen = []
+
+    def callback(argument):
+        handle.cancel()
+        seen.append(argument)
+
+    handle = loop.call_soon(callback, ["a new list"])
+    timer = loop.call_later(0, lambda: (timer.cancel(), seen.append("timer")))
+    loop.call_later(0.01, loop.stop)
+    loop.run_forever()
+    assert seen == [["a new list"], "timer"]
+
+
+def test_handles_cannot_be_made_by_hand(loop_kind):
+    if loop_kind not in ("io_uring", "epoll"):
+        pytest.skip("asyncio's can")
+    from uringloop import _core
+
+    for kind in (_core.Handle, _core.TimerHandle, _core.StreamTransport, _core.Listener):
+        with pytest.raises(TypeError, match="made by"):
+            kind()

@@ -7,7 +7,6 @@ import os
 import socket
 
 import pytest
-
 from helpers import (
     PY312,
     PY313,

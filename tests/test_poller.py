@@ -6,7 +6,6 @@ import socket
 import tempfile
 
 import pytest
-
 from helpers import Recorder, connected, run_once, ticks, until
 
 STALE = "https://github.com/python/cpython/issues/88968"

@@ -6,7 +6,6 @@ import random
 import socket
 
 import pytest
-
 from helpers import (
     BufferedRecorder,
     Echo,

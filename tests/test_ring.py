@@ -4,9 +4,9 @@ import asyncio
 import random
 
 import pytest
+from helpers import Recorder, assert_same, make_pair, pattern, read_exactly, until, why_not
 
 import uringloop
-from helpers import Recorder, assert_same, make_pair, pattern, read_exactly, until, why_not
 
 pytestmark = pytest.mark.skipif(why_not("io_uring") is not None, reason=str(why_not("io_uring")))
 

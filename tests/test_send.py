@@ -4,7 +4,6 @@ import asyncio
 import random
 
 import pytest
-
 from helpers import (
     PY312,
     Recorder,

@@ -11,7 +11,6 @@ import sys
 import threading
 
 import pytest
-
 from helpers import (
     PY312,
     Echo,

@@ -7,7 +7,6 @@ import socket
 import warnings
 
 import pytest
-
 from helpers import (
     PY312,
     BufferedRecorder,

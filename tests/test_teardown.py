@@ -9,7 +9,6 @@ import threading
 import weakref
 
 import pytest
-
 from helpers import Recorder, make_loop, make_pair, open_fds, run_child, until
 
 KINDS = ("io_uring", "epoll")

@@ -8,7 +8,6 @@ import time
 import weakref
 
 import pytest
-
 from helpers import run_once, ticks, until
 
 UVLOOP_TIMERS = "https://github.com/MagicStack/uvloop/issues/482"

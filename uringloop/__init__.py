@@ -5,10 +5,15 @@
     asyncio.Runner(loop_factory=uringloop.new_event_loop)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ._version import __version__
 from .backend import available, unavailable_reason
 from .loop import Loop, LoopStats, new_event_loop, run
 from .options import LoopOptions
+
+if TYPE_CHECKING:
+    from .policy import EventLoopPolicy, install
 
 __all__ = (
     "EventLoopPolicy",
@@ -24,7 +29,7 @@ __all__ = (
 )
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     # Python 3.14 deprecates event loop policies, and a later one will not have them: only who
     # asks for one pays for it.
     if name in ("EventLoopPolicy", "install"):
@@ -33,5 +38,5 @@ def __getattr__(name):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(__all__)

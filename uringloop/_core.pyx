@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-# cython: nonecheck=False, cdivision=True, freethreading_compatible=False
+# cython: nonecheck=False, cdivision=True, auto_pickle=False, freethreading_compatible=False
 """The engine of uringloop: a contents page, floor by floor. No logic here.
 
 A floor may use what stands above it on this page and nothing below; tests/test_layers.py checks.

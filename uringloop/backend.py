@@ -6,27 +6,28 @@ import logging
 import os
 
 from . import _core
+from .options import LoopOptions
 
 logger = logging.getLogger("uringloop")
 
 
-def available():
+def available() -> bool:
     """Whether this process may use io_uring, found by trying it once."""
     return not unavailable_reason()
 
 
-def unavailable_reason():
+def unavailable_reason() -> str:
     """Why io_uring cannot be used here, with the way to change it; "" where it can."""
     error, step = _probe()
     return explain(error, step) if error else ""
 
 
 @functools.cache
-def _probe():
+def _probe() -> tuple[int, str]:
     return _core.probe_io_uring()
 
 
-def explain(error, step):
+def explain(error: int, step: str) -> str:
     """A sentence for an errno of one step of setting the ring up (_core.probe_io_uring)."""
     if error == errno.ENOSYS:
         cause = ("the kernel has no io_uring system call, or a sandbox (gVisor, Podman's seccomp "
@@ -46,7 +47,7 @@ def explain(error, step):
     return f"{cause} [{errno.errorcode.get(error, error)}: {os.strerror(error)}]"
 
 
-def _explain_refusal():
+def _explain_refusal() -> str:
     """Tell the sysctl of Linux 6.6 from seccomp and security modules, which answer alike."""
     try:
         with open("/proc/sys/kernel/io_uring_disabled") as sysctl:
@@ -62,7 +63,7 @@ def _explain_refusal():
             "does: allow io_uring_setup, io_uring_enter and io_uring_register in the profile")
 
 
-def choose(options):
+def choose(options: LoopOptions) -> tuple[str, str]:
     """(backend, reason) for effective options; OSError when io_uring is demanded in vain."""
     if options.backend == "epoll":
         return "epoll", "chosen by options or environment"
@@ -72,7 +73,7 @@ def choose(options):
     return "epoll", fall_back(options, error, step)
 
 
-def fall_back(options, error, step):
+def fall_back(options: LoopOptions, error: int, step: str) -> str:
     """The reason to report for using epoll, logged once; OSError if options forbid epoll."""
     reason = explain(error, step)
     if options.backend == "io_uring":
@@ -82,5 +83,5 @@ def fall_back(options, error, step):
 
 
 @functools.cache
-def _log_once(reason):
+def _log_once(reason: str) -> None:
     logger.warning("io_uring cannot be used, the loop runs on epoll: %s", reason)

@@ -8,14 +8,22 @@ and transports. docs/compatibility.md lists each private hook that this file use
 import asyncio
 import dataclasses
 import os
+import select
 import selectors
+import socket
+import ssl
 import sys
 import threading
 import weakref
-from asyncio import base_events, constants, events, sslproto
+from asyncio import constants, events, sslproto
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from . import _core, backend
-from .options import effective_options
+from .options import LoopOptions, effective_options
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,26 +67,26 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
     # Made when the first signal handler is added; asyncio's code looks at them earlier.
     _ssock = _csock = None
 
-    def __init__(self, options=None):
+    def __init__(self, options: LoopOptions | None = None) -> None:
         self._options = effective_options(options)
         chosen, reason = backend.choose(self._options)
         self._configure(chosen, reason, self._options)
         super().__init__(selector=_Descriptors(self))
         self._transports = _Transports(self)
-        self._listeners = {}
+        self._listeners: dict[int, _core.Listener] = {}
         _loops.add(self)
 
-    def _ring_refused(self, error, step):
+    def _ring_refused(self, error: int, step: str) -> str:
         # Called by LoopCore when the probe succeeded but the loop's own ring cannot be made.
         return backend.fall_back(self._options, error, step)
 
-    def stats(self):
+    def stats(self) -> LoopStats:
         """The loop's counters now, as a LoopStats."""
         return LoopStats(**self._stats())
 
     # --- running -----------------------------------------------------------------------------
 
-    def run_forever(self):
+    def run_forever(self) -> None:
         """Run until stop() is called."""
         self._check_closed()
         self._check_running()
@@ -99,14 +107,15 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
 
     # --- signals: asyncio's self-pipe, but only once there is a handler ------------------------
 
-    def _make_self_pipe(self):
+    def _make_self_pipe(self) -> None:
         pass
 
-    def _close_self_pipe(self):
+    def _close_self_pipe(self) -> None:
         if self._csock is not None:
             super()._close_self_pipe()
 
-    def add_signal_handler(self, sig, callback, *args):
+    def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], object],
+                           *args: *Ts) -> None:
         """Call a function in the loop when a signal arrives; main thread only."""
         self._check_closed()
         if self._csock is None:
@@ -115,14 +124,22 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
 
     # --- transports and servers ----------------------------------------------------------------
 
-    def _make_socket_transport(self, sock, protocol, waiter=None, *, extra=None, server=None):
+    def _make_socket_transport(self, sock: socket.socket, protocol: asyncio.BaseProtocol,
+                               waiter: asyncio.Future[None] | None = None, *,
+                               extra: dict[str, Any] | None = None,
+                               server: asyncio.AbstractServer | None = None,
+                               ) -> asyncio.Transport:
         self._ensure_fd_no_transport(sock)
         return _core.make_stream_transport(self, sock, protocol, waiter, extra, server)
 
-    def _make_ssl_transport(self, rawsock, protocol, sslcontext, waiter=None, *,
-                            server_side=False, server_hostname=None, extra=None, server=None,
-                            ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
-                            ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT):
+    def _make_ssl_transport(
+            self, rawsock: socket.socket, protocol: asyncio.BaseProtocol,
+            sslcontext: ssl.SSLContext | None, waiter: asyncio.Future[None] | None = None, *,
+            server_side: bool = False, server_hostname: str | None = None,
+            extra: dict[str, Any] | None = None, server: asyncio.AbstractServer | None = None,
+            ssl_handshake_timeout: float | None = constants.SSL_HANDSHAKE_TIMEOUT,
+            ssl_shutdown_timeout: float | None = constants.SSL_SHUTDOWN_TIMEOUT,
+    ) -> asyncio.Transport:
         self._ensure_fd_no_transport(rawsock)
         ssl_protocol = sslproto.SSLProtocol(
             self, protocol, sslcontext, waiter, server_side, server_hostname,
@@ -131,14 +148,17 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
         _core.make_stream_transport(self, rawsock, ssl_protocol, None, extra, server)
         return ssl_protocol._app_transport
 
-    def _start_serving(self, protocol_factory, sock, sslcontext=None, server=None, backlog=100,
-                       ssl_handshake_timeout=constants.SSL_HANDSHAKE_TIMEOUT,
-                       ssl_shutdown_timeout=constants.SSL_SHUTDOWN_TIMEOUT):
+    def _start_serving(
+            self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket,
+            sslcontext: ssl.SSLContext | None = None,
+            server: asyncio.AbstractServer | None = None, backlog: int = 100,
+            ssl_handshake_timeout: float | None = constants.SSL_HANDSHAKE_TIMEOUT,
+            ssl_shutdown_timeout: float | None = constants.SSL_SHUTDOWN_TIMEOUT) -> None:
         self._listeners[sock.fileno()] = _core.make_listener(
             self, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
             ssl_shutdown_timeout)
 
-    def _stop_serving(self, sock):
+    def _stop_serving(self, sock: socket.socket) -> None:
         listener = self._listeners.pop(sock.fileno(), None)
         if listener is not None:
             _core.stop_listener(listener)
@@ -148,61 +168,61 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
 class _Descriptors:
     """What asyncio's code asks of `loop._selector`; the descriptors are in the engine's poller."""
 
-    def __init__(self, loop):
+    def __init__(self, loop: Loop) -> None:
         self._loop = loop
 
-    def get_map(self):
+    def get_map(self) -> "_Descriptors":
         return self
 
-    def get(self, fd, default=None):
+    def get(self, fd: int, default: Any = None) -> Any:
         """The SelectorKey of a watched descriptor."""
         watched = self._loop._watched(fd)
         if watched is None:
             return default
         mask, reader, writer = watched
-        mask = ((selectors.EVENT_READ if mask & selectors.select.EPOLLIN else 0)
-                | (selectors.EVENT_WRITE if mask & selectors.select.EPOLLOUT else 0))
+        mask = ((selectors.EVENT_READ if mask & select.EPOLLIN else 0)
+                | (selectors.EVENT_WRITE if mask & select.EPOLLOUT else 0))
         return selectors.SelectorKey(fd, fd, mask, (reader, writer))
 
-    def get_key(self, fd):
-        key = self.get(fd)
+    def get_key(self, fd: int) -> selectors.SelectorKey:
+        key: selectors.SelectorKey | None = self.get(fd)
         if key is None:
             raise KeyError(f"{fd!r} is not registered")
         return key
 
-    def close(self):
+    def close(self) -> None:
         # BaseSelectorEventLoop.close() ends with this; the loop counts as closed already.
         loop = self._loop
         loop._release()
         loop._listeners.clear()
 
 
-class _Transports(weakref.WeakValueDictionary):
+class _Transports(weakref.WeakValueDictionary[int, Any]):
     """`loop._transports`: the transport that owns a descriptor.
 
     The engine keeps its own transports; the dictionary has asyncio's (datagrams) only.
     """
 
-    def __init__(self, loop):
+    def __init__(self, loop: Loop) -> None:
         super().__init__()
         self._loop = loop
 
-    def get(self, fd, default=None):
+    def get(self, fd: int, default: Any = None) -> Any:
         return self._loop._owner(fd) or super().get(fd, default)
 
-    def __getitem__(self, fd):
+    def __getitem__(self, fd: int) -> Any:
         return self._loop._owner(fd) or super().__getitem__(fd)
 
-    def __setitem__(self, fd, transport):
+    def __setitem__(self, fd: int, transport: Any) -> None:
         if not _core.set_owner(self._loop, fd, transport):
             super().__setitem__(fd, transport)
 
-    def __delitem__(self, fd):
+    def __delitem__(self, fd: int) -> None:
         if not self._loop._clear_owner(fd):
             super().__delitem__(fd)
 
 
-def new_event_loop(options=None):
+def new_event_loop(options: LoopOptions | None = None) -> Loop:
     """A new Loop; to be given to asyncio.Runner(loop_factory=...), uvicorn's --loop and the like.
 
     OSError when options demand io_uring and the kernel refuses; ValueError and TypeError for
@@ -211,7 +231,8 @@ def new_event_loop(options=None):
     return Loop(options)
 
 
-def run(main, *, debug=None, options=None):
+def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None,
+        options: LoopOptions | None = None) -> T:
     """asyncio.run() on a new Loop: run a coroutine, clean up, return its result."""
     if asyncio._get_running_loop() is not None:
         raise RuntimeError("uringloop.run() cannot be called from a running event loop")
@@ -219,10 +240,10 @@ def run(main, *, debug=None, options=None):
         return runner.run(main)
 
 
-_loops = weakref.WeakSet()
+_loops: weakref.WeakSet[Loop] = weakref.WeakSet()
 
 
-def _forget_parents_loops():
+def _forget_parents_loops() -> None:
     for loop in list(_loops):
         loop._after_fork_in_child()
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 BACKENDS = ("auto", "io_uring", "epoll")
 
@@ -29,14 +31,14 @@ class LoopOptions:
     recv_buffers: int = 1024
     recv_buffer_size: int = 16384
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {self.backend!r}")
         self._check("ring_entries", 2, 32768, power_of_two=True)
         self._check("recv_buffers", 4, 32768, power_of_two=True)
         self._check("recv_buffer_size", 64, 65536)
 
-    def _check(self, name, low, high, power_of_two=False):
+    def _check(self, name: str, low: int, high: int, power_of_two: bool = False) -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name} must be an int, not {type(value).__name__}")
@@ -45,7 +47,8 @@ class LoopOptions:
             raise ValueError(f"{name} must be {kind} from {low} to {high}, not {value!r}")
 
 
-def effective_options(options=None, environ=os.environ):
+def effective_options(options: LoopOptions | None = None,
+                      environ: Mapping[str, str] = os.environ) -> LoopOptions:
     """The options given, overridden by URINGLOOP_OPTIONS ("name=value,...") and URINGLOOP_BACKEND.
 
     The environment wins, so that an operator can switch io_uring off without touching the program.
@@ -54,7 +57,7 @@ def effective_options(options=None, environ=os.environ):
         options = LoopOptions()
     elif not isinstance(options, LoopOptions):
         raise TypeError(f"options must be a LoopOptions, not {type(options).__name__}")
-    changes = {}
+    changes: dict[str, Any] = {}
     for item in filter(None, environ.get("URINGLOOP_OPTIONS", "").split(",")):
         name, separator, value = (part.strip() for part in item.partition("="))
         changes[name] = _parse(name, value) if separator else _refuse(item)
@@ -67,7 +70,7 @@ def effective_options(options=None, environ=os.environ):
             from None
 
 
-def _parse(name, value):
+def _parse(name: str, value: str) -> Any:
     known = {field.name: field.type for field in dataclasses.fields(LoopOptions)}
     if name not in known:
         raise ValueError(f"environment variable URINGLOOP_OPTIONS: no option {name!r}; "
@@ -81,5 +84,5 @@ def _parse(name, value):
                          f"not {value!r}") from None
 
 
-def _refuse(item):
+def _refuse(item: str) -> NoReturn:
     raise ValueError(f"environment variable URINGLOOP_OPTIONS: expected name=value, not {item!r}")

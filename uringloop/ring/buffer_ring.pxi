@@ -12,6 +12,7 @@ cdef enum:
 
 
 # The collector must not clear it: only close() knows whether the kernel still writes here.
+@cython.internal
 @cython.final
 @cython.no_gc_clear
 cdef class BufferRing:

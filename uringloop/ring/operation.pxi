@@ -28,6 +28,7 @@ cdef inline bint is_retry(int32_t result) noexcept:
     return result == -ECANCELED or result == -EINTR or result == -EAGAIN
 
 
+@cython.internal
 cdef class Operation:
     """One request: subclasses say what its answer means."""
     cdef uint64_t user_data
@@ -47,6 +48,7 @@ cdef struct Slot:
     uint32_t next_vacant
 
 
+@cython.internal
 @cython.final
 cdef class OperationTable:
     """All operations that may still be answered, by user_data."""
@@ -130,6 +132,7 @@ cdef struct Answer:
     uint32_t flags
 
 
+@cython.internal
 @cython.final
 cdef class AnswerQueue:
     """Answers taken from the kernel and not yet dispatched, first in first out.

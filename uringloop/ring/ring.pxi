@@ -23,6 +23,7 @@ cdef object os_error(int error, str what=None):
 
 
 # The collector must not clear it: only close() knows whether the kernel still writes here.
+@cython.internal
 @cython.final
 @cython.no_gc_clear
 cdef class Ring:

@@ -8,6 +8,15 @@ _DESCRIBE_TAKES_DEBUG = (
     "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
 
 
+cdef inline object call(callback, tuple args):
+    cdef Py_ssize_t count = PyTuple_GET_SIZE(args)
+    if count == 0:
+        return PyObject_CallNoArgs(callback)
+    if count == 1:
+        return PyObject_CallOneArg(callback, <object>PyTuple_GET_ITEM(args, 0))
+    return PyObject_Call(callback, args, NULL)
+
+
 @cython.freelist(512)
 cdef class Handle:
     """What call_soon() returns; the interface of asyncio.Handle."""
@@ -19,6 +28,9 @@ cdef class Handle:
     cdef object representation
     cdef bint is_cancelled
     cdef object __weakref__
+
+    def __init__(self):
+        raise TypeError("handles are made by call_soon() and call_later()")
 
     @property
     def __class__(self):
@@ -83,22 +95,14 @@ cdef class Handle:
         self.args = None
         return 0
 
-    cdef inline object invoke(self):
-        cdef Py_ssize_t count = PyTuple_GET_SIZE(self.args)
-        if count == 0:
-            return PyObject_CallNoArgs(self.callback)
-        if count == 1:
-            return PyObject_CallOneArg(self.callback, <object>PyTuple_GET_ITEM(self.args, 0))
-        return PyObject_Call(self.callback, self.args, NULL)
-
     cdef int run(self) except -1:
         """Call the callback in its context; only SystemExit and KeyboardInterrupt come out."""
-        # A local reference: the callback may cancel its own handle.
-        context = self.context
+        # Local references: the callback may cancel its own handle.
+        context, callback, args = self.context, self.callback, self.args
         try:
             PyContext_Enter(context)
             try:
-                self.invoke()
+                call(callback, args)
             finally:
                 PyContext_Exit(context)
         except (SystemExit, KeyboardInterrupt):
@@ -120,7 +124,8 @@ cdef class Handle:
         return 0
 
     def _run(self):
-        self.run()
+        if not self.is_cancelled:
+            self.run()
 
 
 cdef class TimerHandle(Handle):

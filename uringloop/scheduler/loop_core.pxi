@@ -13,6 +13,7 @@ cdef enum:
     POLL_INTERVAL_NS = 50000
 
 
+@cython.internal
 cdef class Flushable:
     """What has something to submit at the end of the tick."""
     cdef bint is_dirty

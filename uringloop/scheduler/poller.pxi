@@ -26,6 +26,7 @@ cdef struct Watch:
     PyObject *owner         # borrowed: the transport that owns the descriptor
 
 
+@cython.internal
 @cython.final
 cdef class Poller:
     cdef OperationTable operations

@@ -4,6 +4,7 @@
 # with callbacks pending can be freed) and neither push nor pop allocates. Other threads push while
 # they hold the GIL; neither operation gives it up.
 
+@cython.internal
 @cython.final
 cdef class ReadyQueue:
     cdef list places

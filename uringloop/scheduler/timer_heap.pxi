@@ -9,6 +9,7 @@ cdef struct TimerKey:
     uint64_t sequence
 
 
+@cython.internal
 @cython.final
 cdef class TimerHeap:
     cdef TimerKey *keys

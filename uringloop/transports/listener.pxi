@@ -6,6 +6,7 @@
 # and the cancellation waited for, before the socket is closed; connections that still come are
 # closed.
 
+@cython.internal
 @cython.final
 cdef class AcceptOperation(Operation):
     cdef Listener listener
@@ -38,6 +39,9 @@ cdef class Listener(Flushable):
     cdef int fd, backlog
     cdef bint serving, watching
     cdef AcceptOperation operation
+
+    def __init__(self):
+        raise TypeError("listeners are made by the event loop")
 
     def __repr__(self):
         return f"<Listener fd={self.fd} server={self.server!r}>"

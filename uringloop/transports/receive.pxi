@@ -18,6 +18,7 @@ cdef enum:
     SMALL_RUN = 32
 
 
+@cython.internal
 @cython.final
 cdef class Receiver(Operation):
     cdef StreamTransport transport

@@ -15,6 +15,7 @@ cdef enum:
     SEND_NOW_SIZE = 16384
 
 
+@cython.internal
 @cython.final
 cdef class Sender(Operation):
     cdef StreamTransport transport

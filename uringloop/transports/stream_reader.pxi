@@ -7,6 +7,7 @@
 # whose functions use other names than the ones below (their co_names) turns this room off.
 # Everything but the plain case is left to asyncio's code.
 
+@cython.internal
 @cython.final
 cdef class ReaderFeed:
     cdef object protocol_type, reader_type, data_received, feed_data

@@ -24,6 +24,9 @@ cdef class Transport(Flushable):
     cdef int lost
     cdef object __weakref__
 
+    def __init__(self):
+        raise TypeError("transports are made by the event loop")
+
     @property
     def __class__(self):
         return asyncio.Transport
