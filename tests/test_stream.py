@@ -16,6 +16,7 @@ from helpers import (
     connected,
     has_ended,
     in_thread,
+    make_pair,
     pattern,
     read_exactly,
     read_to_end,
@@ -1059,3 +1060,47 @@ def test_an_unclosed_transport_warns_and_does_not_crash(new_loop):
         gc.collect()
     texts = [str(w.message) for w in caught if w.category is ResourceWarning]
     assert any("transport" in text.lower() for text in texts), texts
+
+
+async def test_an_exception_out_of_connection_lost_after_a_flushed_close(loop, errors):
+    """The last bytes leave in an I/O callback, and connection_lost() is called out of it."""
+    class Raises(Recorder):
+        def connection_lost(self, exc):
+            super().connection_lost(exc)
+            raise ZeroDivisionError
+
+    async with connected(Raises, small=True) as (transport, protocol, peer):
+        transport.write(b"x" * 300_000)
+        transport.close()
+        received = await in_thread(read_to_end, peer)
+        await protocol.lost()
+        await ticks()
+    assert len(received) == 300_000
+    assert [type(context["exception"]) for context in errors] == [ZeroDivisionError]
+
+
+def test_reading_resumed_while_the_loop_does_not_run(loop):
+    class Stops(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            loop.stop()
+
+    async def start():
+        ours, peer = make_pair()
+        transport, protocol = await loop.create_connection(Stops, sock=ours)
+        transport.pause_reading()
+        await ticks()
+        return transport, protocol, peer
+
+    transport, protocol, peer = loop.run_until_complete(start())
+    transport.resume_reading()
+    peer.sendall(b"x")
+
+    async def finish():
+        transport.abort()
+        await protocol.lost()
+
+    loop.run_forever()      # nothing but the reading can end it
+    assert protocol.data == b"x"
+    loop.run_until_complete(finish())
+    peer.close()

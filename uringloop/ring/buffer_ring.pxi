@@ -86,10 +86,24 @@ cdef class BufferRing:
         self.lent -= 1
         self.offer(block)
 
+    cdef bytes copy(self, unsigned block, Py_ssize_t size):
+        """The content of a lent block in a bytes object of its own; gives the block back."""
+        try:
+            return PyBytes_FromStringAndSize(
+                PyBytes_AS_STRING(<object>PyList_GET_ITEM(self.blocks, block)), size)
+        finally:
+            self.give_back(block)
+
     cdef bytes hand_over(self, unsigned block, Py_ssize_t size):
         """Turn a lent block into the message itself, without a copy."""
-        cdef object fresh = PyBytes_FromStringAndSize(NULL, self.block_size)
-        cdef PyObject *message = <PyObject *>PyList_GET_ITEM(self.blocks, block)
+        cdef object fresh
+        cdef PyObject *message
+        try:
+            fresh = PyBytes_FromStringAndSize(NULL, self.block_size)
+        except MemoryError:
+            self.give_back(block)
+            raise
+        message = <PyObject *>PyList_GET_ITEM(self.blocks, block)
         # The list's reference moves to us: _PyBytes_Resize wants the only one there is.
         Py_INCREF(fresh)
         PyList_SET_ITEM(self.blocks, block, fresh)

@@ -147,23 +147,29 @@ cdef class AnswerQueue:
     def __dealloc__(self):
         PyMem_RawFree(self.answers)
 
-    cdef int push(self, uint64_t user_data, int32_t result, uint32_t flags) except -1:
+    cdef int reserve(self, Py_ssize_t count) except -1:
+        """Make room for that many answers, so that pushing them cannot fail half-way."""
         cdef Answer *answers
-        cdef Py_ssize_t capacity
+        cdef Py_ssize_t capacity = self.capacity
         if self.head == self.tail:
             self.head = self.tail = 0
-        if self.tail == self.capacity:
-            capacity = max(256, 2 * self.capacity)
-            answers = <Answer *>PyMem_RawRealloc(self.answers, capacity * sizeof(Answer))
-            if answers is NULL:
-                raise MemoryError()
-            self.answers = answers
-            self.capacity = capacity
+        if self.tail + count <= capacity:
+            return 0
+        while self.tail + count > capacity:
+            capacity = max(256, 2 * capacity)
+        answers = <Answer *>PyMem_RawRealloc(self.answers, capacity * sizeof(Answer))
+        if answers is NULL:
+            raise MemoryError()
+        self.answers = answers
+        self.capacity = capacity
+        return 0
+
+    cdef inline void push(self, uint64_t user_data, int32_t result, uint32_t flags) noexcept:
+        """Append an answer; room for it must be reserved."""
         self.answers[self.tail].user_data = user_data
         self.answers[self.tail].result = result
         self.answers[self.tail].flags = flags
         self.tail += 1
-        return 0
 
     cdef bint pop(self, Answer *answer) noexcept:
         if self.head == self.tail:

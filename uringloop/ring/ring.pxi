@@ -14,6 +14,8 @@
 
 cdef enum:
     CLOSE_LIMIT_S = 5
+    # Submits of a full queue that the kernel may refuse (out of memory) before an error is raised.
+    SUBMIT_TRIES = 100
 
 
 cdef object os_error(int error, str what=None):
@@ -68,6 +70,9 @@ cdef class Ring:
             return ENOSYS
         return 0
 
+    cdef inline bint has_unsubmitted(self) noexcept:
+        return liburing.io_uring_sq_ready(&self.ring) > 0
+
     cdef inline bint usable(self) noexcept:
         return self.alive and self.fork_count == liburing.fork_count
 
@@ -81,18 +86,24 @@ cdef class Ring:
     cdef liburing.io_uring_sqe *next_sqe(self) except NULL:
         """A vacant SQE; a full queue is submitted early."""
         cdef liburing.io_uring_sqe *sqe = liburing.io_uring_get_sqe(&self.ring)
-        if sqe is NULL:
+        cdef int tries
+        for tries in range(SUBMIT_TRIES):
+            if sqe is not NULL:
+                return sqe
             self.submit()
             sqe = liburing.io_uring_get_sqe(&self.ring)
-            if sqe is NULL:
-                raise os_error(EBUSY, "io_uring accepts no submissions")
-        return sqe
+        raise os_error(EBUSY, "io_uring accepts no submissions")
 
     cdef liburing.io_uring_sqe *start(self, Operation operation, uint8_t opcode, int fd,
                                       const void *address, uint32_t length) except NULL:
         """idle -> submitted: an SQE for the operation, to be completed by the caller."""
-        cdef liburing.io_uring_sqe *sqe = self.next_sqe()
+        cdef liburing.io_uring_sqe *sqe
         self.operations.begin(operation)
+        try:
+            sqe = self.next_sqe()
+        except BaseException:
+            self.operations.end(operation)
+            raise
         liburing.prepare(sqe, opcode, fd, address, length, operation.user_data)
         self.in_flight += 1
         return sqe
@@ -154,6 +165,7 @@ cdef class Ring:
         while True:
             head = self.ring.cq.khead[0]
             tail = head + liburing.io_uring_cq_ready(&self.ring)    # an acquire load of the tail
+            self.answers.reserve(tail - head)
             while head != tail:
                 cqe = &self.ring.cq.cqes[head & self.ring.cq.ring_mask]
                 self.completions += 1

@@ -218,6 +218,20 @@ cdef class LoopCore:
         return 0
 
     cdef int flush(self) except -1:
+        while PyList_GET_SIZE(self.dirty):
+            try:
+                self.flush_items()
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as exc:
+                self.report_io_error(exc)
+        if self.ring is not None:
+            if self.ring.buffers is not None:
+                self.ring.buffers.publish()
+            self.ring.submit()
+        return 0
+
+    cdef int flush_items(self) except -1:
         cdef Flushable item
         # An item may raise KeyboardInterrupt out of a protocol: the rest keeps its place.
         while self.dirty_head < PyList_GET_SIZE(self.dirty):
@@ -225,13 +239,8 @@ cdef class LoopCore:
             self.dirty_head += 1
             item.is_dirty = False
             item.flush()
-        if self.dirty_head:
-            self.dirty_head = 0
-            self.dirty.clear()
-        if self.ring is not None:
-            if self.ring.buffers is not None:
-                self.ring.buffers.publish()
-            self.ring.submit()
+        self.dirty_head = 0
+        self.dirty.clear()
         return 0
 
     cdef int collect(self) except -1:
@@ -240,8 +249,10 @@ cdef class LoopCore:
         cdef bint interrupted = False
         if self.ring is not None:
             self.ring.drain()
-        busy = (self.ready.count > 0 or self._stopping
-                or self.answers.head != self.answers.tail)
+        # Dirty before the first tick, or still unsubmitted because the kernel was out of memory.
+        busy = (self.ready.count > 0 or self._stopping or self.answers.head != self.answers.tail
+                or PyList_GET_SIZE(self.dirty) > 0
+                or (self.ring is not None and self.ring.has_unsubmitted()))
         now = liburing.monotonic_ns()
         if busy:
             timeout_ns = 0
@@ -306,6 +317,20 @@ cdef class LoopCore:
 
     cdef int dispatch(self) except -1:
         """Tell every operation its answers, in the order in which they were taken."""
+        while True:
+            try:
+                return self.dispatch_all()
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as exc:
+                self.report_io_error(exc)
+
+    cdef int report_io_error(self, exc) except -1:
+        """An exception that no transport has dealt with, out of connection_lost() for example."""
+        self.call_exception_handler({"message": "Exception in an I/O callback", "exception": exc})
+        return 0
+
+    cdef int dispatch_all(self) except -1:
         cdef Answer answer
         cdef Operation operation
         cdef int64_t started = 0
@@ -419,9 +444,6 @@ cdef class LoopCore:
 
     def _release(self):
         """The part of close() that is ours: nothing of this loop runs or is watched any more."""
-        cdef Handle handle
-        if not self.dead and self.ring is not None:
-            self.flush()
         if self.ring is not None:
             if not self.dead:
                 self.poller.unwatch_ring()

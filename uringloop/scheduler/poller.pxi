@@ -290,6 +290,7 @@ cdef class Poller:
             if count != -EINTR:
                 raise os_error(-count, "epoll_wait")
             return 1
+        self.answers.reserve(2 * count)
         for i in range(count):
             self.take(<int64_t>self.events[i].data.u64, self.events[i].events)
         return 0

@@ -119,7 +119,11 @@ cdef class Receiver(Operation):
         if not flags & liburing.IORING_CQE_F_MORE:
             self.request_ended(result)
         if result > 0:
-            return self.take_block(flags >> liburing.IORING_CQE_BUFFER_SHIFT, result)
+            try:
+                return self.take_block(flags >> liburing.IORING_CQE_BUFFER_SHIFT, result)
+            except MemoryError as exc:
+                # The message is gone: what follows must not look like its continuation.
+                return self.transport.fatal_error(exc, "Fatal read error on socket transport")
         # An error may name a block; it is never offered again (liburing #1530).
         if result == 0:
             return self.input_ended(EOFError())
@@ -155,9 +159,7 @@ cdef class Receiver(Operation):
         if size == buffers.block_size and not self.large:
             self.switch_to_large()
         if not self.wanted or self.held:
-            self.hold(PyBytes_FromStringAndSize(content, size))
-            buffers.give_back(block)
-            return 0
+            return self.hold(buffers.copy(block, size))
         if self.transport.buffered:
             try:
                 self.feed(content, size)
@@ -169,8 +171,7 @@ cdef class Receiver(Operation):
             return 0
         if size < HAND_OVER_SIZE:
             loop.counters.messages_copied += 1
-            data = PyBytes_FromStringAndSize(content, size)
-            buffers.give_back(block)
+            data = buffers.copy(block, size)
         else:
             data = buffers.hand_over(block, size)
         return self.transport.data_received(data)
