@@ -43,7 +43,7 @@ import os
 import socket
 import sys
 import warnings
-from asyncio import base_events, constants, format_helpers, futures, trsock
+from asyncio import base_events, constants, format_helpers, futures, transports, trsock
 from asyncio.log import logger as asyncio_logger
 
 # FLOOR 1: the kernel

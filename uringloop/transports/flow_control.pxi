@@ -12,6 +12,10 @@ cdef class FlowControlTransport(Transport):
     cdef Py_ssize_t output_size(self) noexcept:
         return 0
 
+    @property
+    def _protocol_paused(self):
+        return self.writing_paused
+
     def get_write_buffer_limits(self):
         """(low, high) in bytes."""
         return self.low_water, self.high_water

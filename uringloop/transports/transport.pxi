@@ -10,6 +10,12 @@ _SERVER_COUNTS_TRANSPORTS = (
     "transport" in inspect.signature(base_events.Server._attach).parameters)
 
 
+class StreamTransportType(transports._FlowControlMixin, asyncio.Transport):
+    """What our transports answer isinstance() with: a cdef class cannot inherit Python classes."""
+
+    __slots__ = ()
+
+
 cdef class Transport(Flushable):
     """What stream transports share; sub-classes know how bytes move."""
     cdef LoopCore loop
@@ -29,7 +35,7 @@ cdef class Transport(Flushable):
 
     @property
     def __class__(self):
-        return asyncio.Transport
+        return StreamTransportType
 
     cdef int own(self, LoopCore loop, sock, dict extra, server) except -1:
         """Take the socket over."""
