@@ -31,7 +31,10 @@ def liburing_flags(kind):
     except FileNotFoundError:
         sys.exit(NO_LIBURING.format(reason="pkg-config was not found"))
     except subprocess.CalledProcessError as exc:
-        sys.exit(NO_LIBURING.format(reason=exc.stderr.strip().splitlines()[0]))
+        found = subprocess.run(["pkg-config", "--modversion", "liburing"], capture_output=True,
+                               text=True).stdout.strip()
+        reason = f"found liburing {found}: too old" if found else (exc.stderr.strip() or exc)
+        sys.exit(NO_LIBURING.format(reason=reason))
     return shlex.split(done.stdout)
 
 
@@ -54,6 +57,8 @@ core = Extension(
     "uringloop._core",
     ["uringloop/_core.pyx"],
     include_dirs=["uringloop"],
+    # Without the C line Cython looks tracebacks up by the line alone, whatever the room.
+    define_macros=[("CYTHON_CLINE_IN_TRACEBACK", "1")],
     extra_compile_args=compile_flags + (liburing_flags("--cflags") if building else []),
     extra_link_args=link_flags + (liburing_flags("--libs") if building else []),
     depends=[name for pattern in ("pxi", "pxd", "h")

@@ -10,7 +10,7 @@ import time
 import warnings
 
 import pytest
-from helpers import LIMIT, PY313, in_thread, run_once, ticks, until
+from helpers import LIMIT, PY312, PY313, in_thread, run_child, run_once, ticks, until
 
 UVLOOP_LOOP = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/loop.pyx"
 UVLOOP_HANDLES = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/cbhandles.pyx"
@@ -768,3 +768,60 @@ def test_handles_cannot_be_made_by_hand(loop_kind):
     for kind in (_core.Handle, _core.TimerHandle, _core.StreamTransport, _core.Listener):
         with pytest.raises(TypeError, match="made by"):
             kind()
+
+
+def test_an_argument_outlives_a_callback_that_cancels_its_own_handle(loop):
+    """list.extend() goes on using its argument after the argument's code has run."""
+    result = []
+
+    class Iterable:
+        def __iter__(self):
+            handle.cancel()
+            return iter([1, 2, 3])
+
+    handle = loop.call_soon(result.extend, Iterable())
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert result == [1, 2, 3]
+
+
+@pytest.mark.skipif(PY312, reason="the collector runs inside allocations before 3.12 only")
+def test_finalizers_may_call_the_loop_while_its_queues_grow(loop_kind):
+    child = run_child(loop_kind, """
+import gc, os, socket
+class Cycle:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        for _ in range(50):
+            loop.call_soon(int)
+gc.set_threshold(1)
+for _ in range(300):
+    Cycle()
+    loop.call_soon(int)
+pairs = [socket.socketpair() for _ in range(200)]
+for left, right in pairs:
+    Cycle()
+    loop.add_reader(left, print)
+for left, right in pairs:
+    loop.remove_reader(left)
+loop.call_soon(loop.stop)
+loop.run_forever()
+loop.close()
+print("over")
+""")
+    assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr
+
+
+def test_a_plain_signal_handler_runs_before_the_loop_waits(loop_kind):
+    """The signal comes while C code runs: no bytecode follows before the loop blocks."""
+    child = run_child(loop_kind, """
+import os, signal
+signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
+loop.call_soon(os.kill, os.getpid(), signal.SIGUSR1)
+loop.call_later(3600, print)
+loop.run_forever()
+loop.close()
+print("over")
+""")
+    assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr

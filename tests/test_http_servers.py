@@ -15,7 +15,6 @@ import time
 import urllib.request
 
 import pytest
-
 from helpers import LIMIT, why_not
 
 KINDS = ("io_uring", "epoll")

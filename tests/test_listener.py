@@ -515,3 +515,38 @@ async def test_a_server_on_two_hosts_listens_on_both(loop):
             client.sendall(b"x")
             assert await in_thread(read_exactly, client, 1) == b"x"
     server.close()
+
+
+@pytest.mark.asyncio_differs(
+    "its server cannot be closed after its socket was",
+    "https://docs.python.org/3/library/selectors.html#selectors.BaseSelector.unregister")
+async def test_a_listening_socket_that_the_user_closed_accepts_no_more(loop):
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    address = listener.getsockname()
+    keeper = Keeper()
+    server = await loop.create_server(keeper, sock=listener)
+    listener.close()
+    server.close()
+    await ticks()
+
+    def try_to_connect():
+        with socket.socket() as sock:
+            sock.settimeout(20)
+            sock.connect(address)
+            return sock.recv(1)
+
+    with pytest.raises(ConnectionError):
+        await in_thread(try_to_connect)
+    assert keeper.made == []
+
+
+async def test_accepted_sockets_know_that_they_do_not_block(loop):
+    keeper = Keeper()
+    server = await loop.create_server(keeper, "127.0.0.1", 0)
+    with await in_thread(connect, server.sockets[0].getsockname()):
+        await until(lambda: keeper.made and keeper.made[0].transport)
+        assert keeper.made[0].transport.get_extra_info("socket").gettimeout() == 0
+        keeper.made[0].transport.abort()
+        await ticks()
+    server.close()

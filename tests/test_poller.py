@@ -452,3 +452,35 @@ async def test_a_stream_works_beside_a_reader(loop, pair):
             right.send(b"y")
             await until(lambda n=number: len(protocol.data) == n + 1 and len(seen) == n + 1)
     loop.remove_reader(left)
+
+
+@pytest.mark.uvloop_differs(
+    "knows descriptors by number only, and returns nothing",
+    "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/loop.pyx")
+def test_a_closed_file_object_can_still_be_removed(loop):
+    left, right = socket.socketpair()
+    loop.add_reader(left, print)
+    left.close()
+    assert loop.remove_reader(left) is True
+    right.close()
+
+
+def test_readiness_shows_within_few_iterations(loop):
+    """Callbacks that keep coming do not hide a descriptor: asyncio looks in every iteration."""
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    seen = []
+    loop.add_reader(left, lambda: seen.append(left.recv(10)))
+
+    async def main():
+        for _ in range(5):
+            await asyncio.sleep(0)
+        right.send(b"x")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert seen == [b"x"]
+
+    loop.run_until_complete(main())
+    loop.remove_reader(left)
+    left.close()
+    right.close()

@@ -1,6 +1,7 @@
 """Receiving: every size, pausing at any moment, many connections, bytes that stay as they are."""
 
 import asyncio
+import ctypes
 import hashlib
 import random
 import socket
@@ -393,3 +394,76 @@ async def test_a_flood_on_one_connection_does_not_starve_another(loop):
         running = False
         await ticks()
         assert flooded.data
+
+
+@pytest.mark.uvloop_differs(
+    "reports it to the exception handler and goes on",
+    "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/handles/stream.pyx", run=False)
+def test_an_interrupt_out_of_buffer_updated_loses_no_byte(loop):
+    """KeyboardInterrupt leaves run_forever(); the rest of the message comes in the next run."""
+    class Interrupts(BufferedRecorder):
+        def buffer_updated(self, size):
+            super().buffer_updated(size)
+            if len(self.data) == 4:
+                raise KeyboardInterrupt
+
+    async def start():
+        ours, peer = make_pair()
+        transport, protocol = await loop.create_connection(lambda: Interrupts((4,)), sock=ours)
+        await ticks()
+        return transport, protocol, peer
+
+    transport, protocol, peer = loop.run_until_complete(start())
+    peer.sendall(b"0123456789abcdef")
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_forever()
+    loop.run_until_complete(until(lambda: len(protocol.data) == 16))
+    assert protocol.data == b"0123456789abcdef"
+    transport.abort()
+    loop.run_until_complete(protocol.lost())
+    peer.close()
+
+
+@pytest.mark.uvloop_differs(
+    "reports it to the exception handler and goes on",
+    "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/handles/stream.pyx", run=False)
+@pytest.mark.parametrize("where", ["data_received", "eof_received", "get_buffer"])
+def test_an_interrupt_out_of_a_callback_ends_only_the_run(loop, where):
+    base = BufferedRecorder if where == "get_buffer" else Recorder
+
+    def interrupt_once(self, *arguments):
+        result = getattr(base, where)(self, *arguments)
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return result
+
+    kind = type("Interrupts", (base,), {"interrupted": False, where: interrupt_once})
+
+    async def start():
+        ours, peer = make_pair()
+        transport, protocol = await loop.create_connection(kind, sock=ours)
+        await ticks()
+        transport.pause_reading()
+        peer.sendall(b"held ")
+        await ticks()
+        return transport, protocol, peer
+
+    transport, protocol, peer = loop.run_until_complete(start())
+    transport.resume_reading()
+    peer.sendall(b"and more")
+    peer.close()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_forever()
+    loop.run_until_complete(protocol.lost())
+    assert protocol.data == b"held and more"
+
+
+async def test_a_buffer_of_items_without_size_is_no_endless_loop(loop, errors):
+    class Empty(BufferedRecorder):
+        def get_buffer(self, sizehint):
+            return (ctypes.Structure * 5)()
+
+    async with connected(Empty) as (transport, protocol, peer):
+        peer.sendall(b"x")
+        await protocol.lost()

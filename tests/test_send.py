@@ -370,3 +370,53 @@ async def test_aborting_inside_pause_writing_ends_the_connection(loop):
 def _drain_to_end(sock):
     while not has_ended(sock):
         pass
+
+
+async def test_a_write_that_empties_the_buffer_resumes_the_protocol(loop):
+    """The socket has room again, and the next write takes all that waited with it."""
+    async with connected(Recorder, small=True) as (transport, protocol, peer):
+        transport.write(pattern(300_000))
+        assert "pause_writing" in protocol.calls
+        reading = loop.run_in_executor(None, read_exactly, peer, 320_000)
+        transport.write(pattern(20_000))
+        await until(lambda: protocol.calls.count("resume_writing") == 1)
+        assert_same(await reading, pattern(300_000) + pattern(20_000))
+
+
+@pytest.mark.parametrize("end", ["close", "write_eof"])
+@pytest.mark.parametrize("size", [0, 20_000])
+async def test_looking_at_the_buffer_after_the_end_was_asked_for(loop, end, size):
+    async with connected() as (transport, protocol, peer):
+        transport.write(b"hello")
+        getattr(transport, end)()
+        transport.get_write_buffer_size()
+        if size and end == "close":
+            transport.write(bytes(size))
+        assert (await in_thread(read_to_end, peer)).startswith(b"hello")
+        if end == "close":
+            await protocol.lost()
+
+
+@pytest.mark.uvloop_differs(
+    "sends what was queued before the abort",
+    "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/handles/stream.pyx")
+async def test_an_iterable_that_aborts_sends_nothing(loop):
+    async with connected() as (transport, protocol, peer):
+        def parts():
+            yield b"x" * 5
+            transport.abort()
+            yield b"y" * 5
+
+        transport.writelines(parts())
+        await protocol.lost()
+        assert await in_thread(read_to_end, peer) == b""
+
+
+async def test_sub_classes_of_bytes_are_sent_as_they_are(loop):
+    class Lies(bytes):
+        def __bytes__(self):
+            return b"lies!"
+
+    async with connected() as (transport, protocol, peer):
+        transport.write(Lies(b"truth"))
+        assert await in_thread(read_exactly, peer, 5) == b"truth"

@@ -91,6 +91,26 @@ async def test_a_patched_instance_is_respected(loop):
         assert method.call_count == 1
 
 
+@pytest.mark.parametrize("limit", [1e6, float("inf"), 2**64])
+async def test_a_limit_of_any_kind_of_number(loop, limit):
+    async with open_streams(limit=limit) as (reader, writer, peer):
+        peer.sendall(b"hello\n")
+        assert await reader.readline() == b"hello\n"
+
+
+@pytest.mark.uvloop_differs(
+    "looks data_received() up when the protocol is set",
+    "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/handles/stream.pyx", run=False)
+async def test_methods_of_another_reader_are_respected(loop):
+    async with open_streams() as (reader, writer, peer), open_streams() as (other, _, _):
+        reader.feed_data = other.feed_data
+        peer.sendall(b"for the other")
+        assert await other.readexactly(13) == b"for the other"
+        del reader.feed_data
+        peer.sendall(b"for me")
+        assert await reader.readexactly(6) == b"for me"
+
+
 @pytest.mark.parametrize("which", ["reader", "protocol"])
 async def test_sub_classes_are_respected(loop, which):
     seen = []

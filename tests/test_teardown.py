@@ -200,6 +200,50 @@ def test_a_child_may_close_or_drop_its_parents_loop(loop_kind):
     peer.close()
 
 
+@pytest.mark.parametrize("action", ["close", "abort", "pause_reading", "write_eof", "write",
+                                    "resume_reading", "get_write_buffer_size"])
+def test_a_child_may_touch_inherited_transports(loop_kind, action):
+    loop = make_loop(loop_kind)
+
+    async def main():
+        transport, protocol, peer = await connect(loop)
+        transport.write(b"x")
+
+        def child():
+            asyncio._set_running_loop(None)
+            arguments = (b"from the child",) if action == "write" else ()
+            with contextlib.suppress(RuntimeError):
+                getattr(transport, action)(*arguments)
+            gc.collect()
+
+        assert in_child(child) == 0
+        peer.sendall(b"still here")
+        await until(lambda: protocol.data == b"still here")
+        transport.abort()
+        await protocol.lost()
+        peer.close()
+
+    loop.run_until_complete(main())
+    loop.close()
+
+
+def test_a_child_that_returns_into_the_loop_gets_an_error(loop_kind):
+    child = run_child(loop_kind, """
+import os
+async def main():
+    if os.fork() == 0:
+        return "child"
+    return os.waitstatus_to_exitcode(os.wait()[1])
+try:
+    result = loop.run_until_complete(main())
+except RuntimeError as exc:
+    os._exit(7 if "belongs to the parent process" in str(exc) else 8)
+print(result)
+loop.close()
+""")
+    assert (child.returncode, child.stdout) == (0, "7\n"), child.stderr
+
+
 def test_a_loop_that_never_ran_can_be_used_by_a_forked_child(loop_kind):
     loop = make_loop(loop_kind)
 
@@ -365,3 +409,74 @@ def test_what_was_written_leaves_before_run_returns(loop_kind):
         transport.abort()
         loop.run_until_complete(protocol.lost())
     peer.close()
+
+
+def test_a_closed_connection_leaves_no_cycle(loop_kind):
+    loop = make_loop(loop_kind)
+
+    async def once():
+        transport, protocol, peer = await connect(loop)
+        gone.append(weakref.ref(transport))
+        transport.close()
+        await protocol.lost()
+        protocol.transport = None
+        peer.close()
+
+    gone = []
+    gc.disable()
+    try:
+        for _ in range(10):
+            loop.run_until_complete(once())
+        loop.run_until_complete(asyncio.sleep(0.01))
+        assert [reference() for reference in gone] == [None] * 10
+    finally:
+        gc.enable()
+    loop.close()
+
+
+def test_an_aborted_connection_ends_with_the_loop(loop_kind):
+    """The last answer may come only when the loop is closed; the descriptor must not stay."""
+    loop = make_loop(loop_kind)
+    transport, protocol, peer = loop.run_until_complete(connect(loop))
+    transport.abort()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    peer.settimeout(20)
+    assert peer.recv(1) == b""
+    peer.close()
+
+
+def test_a_large_write_between_two_runs_goes_on_in_the_second(loop_kind):
+    loop = make_loop(loop_kind)
+    transport, protocol, peer = loop.run_until_complete(connect(loop))
+    transport.write(bytes(4 << 20))
+    received = []
+
+    def read():
+        while sum(received) < 4 << 20:
+            received.append(len(peer.recv(1 << 18)))
+        loop.call_soon_threadsafe(loop.stop)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    loop.run_forever()      # nothing but the writing is left to do
+    thread.join()
+    assert sum(received) == 4 << 20
+    transport.abort()
+    loop.run_until_complete(protocol.lost())
+    loop.close()
+    peer.close()
+
+
+def test_an_unclosed_transport_at_exit_makes_no_noise_but_the_warning(loop_kind):
+    child = run_child(loop_kind, """
+import helpers
+async def main():
+    ours, peer = helpers.make_pair()
+    return await loop.create_connection(asyncio.Protocol, sock=ours), peer
+kept = loop.run_until_complete(main())
+loop.close()
+""")
+    assert child.returncode == 0
+    assert "Error" not in child.stderr and "Traceback" not in child.stderr, child.stderr

@@ -49,8 +49,10 @@ class TimerHandle(Handle):
     def __ge__(self, other: TimerHandle, /) -> bool: ...
 
 class LoopCore:
-    backend: str
-    backend_reason: str
+    @property
+    def backend(self) -> str: ...
+    @property
+    def backend_reason(self) -> str: ...
     _closed: bool
     _debug: bool
     _stopping: bool

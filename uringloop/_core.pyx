@@ -12,10 +12,10 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.bytearray cimport (PyByteArray_AS_STRING, PyByteArray_GET_SIZE,
                                 PyByteArray_Resize)
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_SET_ITEM
-from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION
+from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION, PyMethod_GET_SELF
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.errno cimport (EAGAIN, EBADF, EBUSY, ECONNABORTED, EEXIST, EINTR, EINVAL,
                          EMFILE, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSYS, ENOTCONN, EOVERFLOW,
@@ -27,6 +27,7 @@ from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 from posix.stdlib cimport posix_memalign
+from posix.unistd cimport _SC_PAGESIZE, sysconf
 from posix.unistd cimport close as close_fd, read as read_fd, write as write_fd
 
 cimport uringloop.ring.liburing as liburing
@@ -68,6 +69,3 @@ include "transports/receive.pxi"
 include "transports/send.pxi"
 include "transports/stream.pxi"
 include "transports/listener.pxi"
-
-if liburing.watch_forks():
-    raise MemoryError("pthread_atfork")

@@ -5,7 +5,15 @@ import functools
 import logging
 import os
 
-from . import _core
+try:
+    from . import _core
+except ImportError as exc:
+    if not exc.name or not exc.name.startswith("uringloop"):
+        raise
+    raise ImportError(
+        f"uringloop._core is not built for this Python in {os.path.dirname(__file__)}. In a source "
+        "checkout, leave the folder to use an installed uringloop, or run: pip install -e .") \
+        from exc
 from .options import LoopOptions
 
 logger = logging.getLogger("uringloop")
@@ -22,9 +30,19 @@ def unavailable_reason() -> str:
     return explain(error, step) if error else ""
 
 
-@functools.cache
+# What may be different a moment later: the process can close descriptors and raise its limits.
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_found: list[tuple[int, str]] = []
+
+
 def _probe() -> tuple[int, str]:
-    return _core.probe_io_uring()
+    """(errno, step) of _core.probe_io_uring(), asked once unless the trouble may pass."""
+    if _found:
+        return _found[0]
+    found = _core.probe_io_uring()
+    if found[0] not in _PASSING:
+        _found.append(found)
+    return found
 
 
 def explain(error: int, step: str) -> str:
@@ -84,4 +102,4 @@ def fall_back(options: LoopOptions, error: int, step: str) -> str:
 
 @functools.cache
 def _log_once(reason: str) -> None:
-    logger.warning("io_uring cannot be used, the loop runs on epoll: %s", reason)
+    logger.warning("uringloop: io_uring cannot be used, the loop runs on epoll: %s", reason)

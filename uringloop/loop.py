@@ -30,11 +30,12 @@ Ts = TypeVarTuple("Ts")
 class LoopStats:
     """Counters of one loop since its creation; all are numbers of events unless a unit is named.
 
-    enters: io_uring_enter calls of the loop, and `submissions` the SQEs they carried. in_flight:
+    enters: io_uring_enter calls that submitted, and `submissions` the SQEs they carried. in_flight:
     requests the kernel has not finished. buffers: receive blocks in the pool; buffers_lent: those
     whose data is being handled right now; buffers_ran_dry: times the kernel found none
     (the data stayed in the socket). overflows: times the completion queue was full. polls:
-    epoll_wait calls. messages_copied, messages_handed_over: how received data reached protocols.
+    epoll_wait calls. messages_copied, messages_handed_over, messages_fed: how received data reached
+    protocols: copied out of a block, as the block itself, or into the buffer of a StreamReader.
     mode_switches: changes between the receive modes. bytes_received, bytes_sent: payload bytes of
     stream transports. operations: all that is waited for, readiness of transports included.
     """
@@ -52,6 +53,7 @@ class LoopStats:
     bytes_received: int
     bytes_sent: int
     messages_copied: int
+    messages_fed: int
     messages_handed_over: int
     mode_switches: int
     operations: int
@@ -73,12 +75,16 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
         self._configure(chosen, reason, self._options)
         super().__init__(selector=_Descriptors(self))
         self._transports = _Transports(self)
-        self._listeners: dict[int, _core.Listener] = {}
+        self._listeners: dict[socket.socket, _core.Listener] = {}
         _loops.add(self)
 
     def _ring_refused(self, error: int, step: str) -> str:
         # Called by LoopCore when the probe succeeded but the loop's own ring cannot be made.
         return backend.fall_back(self._options, error, step)
+
+    def __repr__(self) -> str:
+        return (f"<{type(self).__name__} backend={self.backend} running={self.is_running()} "
+                f"closed={self.is_closed()} debug={self.get_debug()}>")
 
     def stats(self) -> LoopStats:
         """The loop's counters now, as a LoopStats."""
@@ -154,12 +160,12 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
             server: asyncio.AbstractServer | None = None, backlog: int = 100,
             ssl_handshake_timeout: float | None = constants.SSL_HANDSHAKE_TIMEOUT,
             ssl_shutdown_timeout: float | None = constants.SSL_SHUTDOWN_TIMEOUT) -> None:
-        self._listeners[sock.fileno()] = _core.make_listener(
+        self._listeners[sock] = _core.make_listener(
             self, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
             ssl_shutdown_timeout)
 
     def _stop_serving(self, sock: socket.socket) -> None:
-        listener = self._listeners.pop(sock.fileno(), None)
+        listener = self._listeners.pop(sock, None)
         if listener is not None:
             _core.stop_listener(listener)
         super()._stop_serving(sock)

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 BACKENDS = ("auto", "io_uring", "epoll")
 
@@ -14,7 +14,7 @@ class LoopOptions:
 
     backend: "auto" uses io_uring where the kernel offers it and epoll elsewhere; "io_uring" raises
         OSError with the cause instead of falling back; "epoll" never touches io_uring.
-    ring_entries: length of the submission queue, 2 to 32768, a power of two. A full queue is
+    ring_entries: length of the submission queue, 2 to 8192, a power of two. A full queue is
         submitted early, so this is no limit on anything. The completion queue is eight times as
         long. 64 bytes of locked memory each, and 128 for the completions.
     recv_buffers: the most receive blocks the pool may grow to, 4 to 32768, a power of two. The pool
@@ -26,7 +26,7 @@ class LoopOptions:
     ValueError names a field that is out of range, TypeError one of the wrong type.
     """
 
-    backend: str = "auto"
+    backend: Literal["auto", "io_uring", "epoll"] = "auto"
     ring_entries: int = 256
     recv_buffers: int = 1024
     recv_buffer_size: int = 16384
@@ -34,7 +34,7 @@ class LoopOptions:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {self.backend!r}")
-        self._check("ring_entries", 2, 32768, power_of_two=True)
+        self._check("ring_entries", 2, 8192, power_of_two=True)
         self._check("recv_buffers", 4, 32768, power_of_two=True)
         self._check("recv_buffer_size", 64, 65536)
 
@@ -47,16 +47,22 @@ class LoopOptions:
             raise ValueError(f"{name} must be {kind} from {low} to {high}, not {value!r}")
 
 
+def checked(options: LoopOptions | None) -> LoopOptions:
+    """The options, or the defaults for None; TypeError for anything else."""
+    if options is None:
+        return LoopOptions()
+    if not isinstance(options, LoopOptions):
+        raise TypeError(f"options must be a LoopOptions, not {type(options).__name__}")
+    return options
+
+
 def effective_options(options: LoopOptions | None = None,
                       environ: Mapping[str, str] = os.environ) -> LoopOptions:
     """The options given, overridden by URINGLOOP_OPTIONS ("name=value,...") and URINGLOOP_BACKEND.
 
     The environment wins, so that an operator can switch io_uring off without touching the program.
     """
-    if options is None:
-        options = LoopOptions()
-    elif not isinstance(options, LoopOptions):
-        raise TypeError(f"options must be a LoopOptions, not {type(options).__name__}")
+    options = checked(options)
     changes: dict[str, Any] = {}
     for item in filter(None, environ.get("URINGLOOP_OPTIONS", "").split(",")):
         name, separator, value = (part.strip() for part in item.partition("="))
@@ -75,7 +81,7 @@ def _parse(name: str, value: str) -> Any:
     if name not in known:
         raise ValueError(f"environment variable URINGLOOP_OPTIONS: no option {name!r}; "
                          f"there are {', '.join(known)}")
-    if known[name] is str:
+    if name == "backend":
         return value
     try:
         return int(value)

@@ -6,7 +6,7 @@ asyncio deprecates policies from Python 3.14 on and warns; so do these, because 
 import asyncio
 
 from .loop import Loop, new_event_loop
-from .options import LoopOptions
+from .options import LoopOptions, checked
 
 
 class EventLoopPolicy(asyncio.DefaultEventLoopPolicy):
@@ -14,7 +14,7 @@ class EventLoopPolicy(asyncio.DefaultEventLoopPolicy):
 
     def __init__(self, options: LoopOptions | None = None) -> None:
         super().__init__()
-        self._options = options
+        self._options = checked(options)
 
     def new_event_loop(self) -> Loop:
         """A new Loop with the policy's options."""

@@ -35,7 +35,8 @@ cdef class BufferRing:
         cdef liburing.io_uring_buf_reg registration
         cdef void *memory
         cdef int error
-        error = posix_memalign(&memory, 4096, capacity * sizeof(liburing.io_uring_buf))
+        error = posix_memalign(&memory, <size_t>sysconf(_SC_PAGESIZE),
+                               capacity * sizeof(liburing.io_uring_buf))
         if error:
             raise MemoryError()
         self.entries = <liburing.io_uring_buf_ring *>memory
@@ -55,14 +56,15 @@ cdef class BufferRing:
         self.grow(min(count, capacity))
         return 0
 
-    cdef int grow(self, unsigned more) except -1:
-        """Add up to `more` blocks; the kernel sees them at the next publish()."""
+    cdef unsigned grow(self, unsigned more) except? 0:
+        """Add up to `more` blocks; the kernel sees them at the next publish(). Returns how many."""
         cdef unsigned i
-        for i in range(min(more, self.capacity - self.count)):
+        more = min(more, self.capacity - self.count)
+        for i in range(more):
             self.blocks.append(PyBytes_FromStringAndSize(NULL, self.block_size))
             self.count += 1
             self.offer(self.count - 1)
-        return 0
+        return more
 
     cdef void offer(self, unsigned block) noexcept:
         cdef char *address = PyBytes_AS_STRING(<object>PyList_GET_ITEM(self.blocks, block))
@@ -98,6 +100,8 @@ cdef class BufferRing:
         """Turn a lent block into the message itself, without a copy."""
         cdef object fresh
         cdef PyObject *message
+        if Py_REFCNT(<object>PyList_GET_ITEM(self.blocks, block)) != 1:
+            return self.copy(block, size)       # a memory profiler looks at it
         try:
             fresh = PyBytes_FromStringAndSize(NULL, self.block_size)
         except MemoryError:

@@ -48,11 +48,11 @@ static inline int64_t uringloop_monotonic_ns(void)
 static inline int uringloop_epoll_pwait2(int epoll_fd, struct epoll_event *events,
 					 int count, int64_t timeout_ns)
 {
-	struct timespec timeout;
+	struct __kernel_timespec timeout;
 	long ready;
 
-	timeout.tv_sec = (time_t)(timeout_ns / 1000000000);
-	timeout.tv_nsec = (long)(timeout_ns % 1000000000);
+	timeout.tv_sec = timeout_ns / 1000000000;
+	timeout.tv_nsec = timeout_ns % 1000000000;
 	ready = syscall(SYS_epoll_pwait2, epoll_fd, events, count,
 			timeout_ns < 0 ? NULL : &timeout, NULL, 0);
 	return ready < 0 ? -errno : (int)ready;

@@ -10,7 +10,6 @@ cdef extern from "ring/compat.h" nogil:
         uint16_t ioprio
         int32_t fd
         uint64_t addr
-        uint64_t addr2
         uint32_t len
         uint32_t msg_flags
         uint32_t accept_flags
@@ -38,13 +37,10 @@ cdef extern from "ring/compat.h" nogil:
         io_uring_sq sq
         io_uring_cq cq
         int ring_fd
-        unsigned features
 
     struct io_uring_params:
-        uint32_t sq_entries
         uint32_t cq_entries
         uint32_t flags
-        uint32_t features
 
     struct io_uring_buf_ring:
         pass
@@ -76,12 +72,6 @@ cdef extern from "ring/compat.h" nogil:
         IORING_SETUP_SUBMIT_ALL
         IORING_SETUP_COOP_TASKRUN
         IORING_SETUP_TASKRUN_FLAG
-        IORING_FEAT_NODROP
-        IORING_FEAT_SUBMIT_STABLE
-        IORING_FEAT_FAST_POLL
-        IORING_FEAT_EXT_ARG
-        IORING_FEAT_CQE_SKIP
-        IORING_OP_NOP
         IORING_OP_SENDMSG
         IORING_OP_ACCEPT
         IORING_OP_ASYNC_CANCEL

@@ -73,11 +73,16 @@ cdef class OperationTable:
 
     cdef int grow(self) except -1:
         cdef uint32_t size = max(64, 2 * self.capacity), slot
-        cdef Slot *slots = <Slot *>PyMem_RawRealloc(self.slots, size * sizeof(Slot))
+        cdef list more = [None] * (size - self.capacity)
+        cdef Slot *slots
+        # Making the list may have run the collector, and that a finalizer which came here too.
+        if self.first_vacant:
+            return 0
+        slots = <Slot *>PyMem_RawRealloc(self.slots, size * sizeof(Slot))
         if slots is NULL:
             raise MemoryError()
         self.slots = slots
-        self.operations.extend([None] * (size - self.capacity))
+        self.operations.extend(more)
         for slot in range(self.capacity, size):
             slots[slot].generation = 1
             slots[slot].next_vacant = slot + 1 if slot + 1 < size else 0

@@ -18,6 +18,10 @@ cdef enum:
     SUBMIT_TRIES = 100
 
 
+class RingError(OSError):
+    """The ring itself failed, not one request: the loop cannot go on."""
+
+
 cdef object os_error(int error, str what=None):
     """The OSError subclass for a positive errno, as the socket module would raise it."""
     text = os.strerror(error)
@@ -36,14 +40,14 @@ cdef class Ring:
     cdef bint alive
     cdef unsigned fork_count
     cdef Py_ssize_t in_flight
-    cdef uint64_t enters, submissions, completions, overflows, stale_answers, buffers_ran_dry
+    cdef uint64_t enters, submissions, completions, overflows, buffers_ran_dry
 
     def __cinit__(self, OperationTable operations, AnswerQueue answers):
         self.operations = operations
         self.answers = answers
         self.ring.ring_fd = -1
 
-    cdef int open(self, unsigned entries) noexcept:
+    cdef int open(self, unsigned entries) except -1:
         """Set the ring up. Returns 0 or a positive errno; ENOMEM is retried with fewer entries."""
         cdef liburing.io_uring_params params
         cdef int error
@@ -65,9 +69,6 @@ cdef class Ring:
             return -error
         self.alive = True
         self.fork_count = liburing.fork_count
-        if not params.features & liburing.IORING_FEAT_NODROP:
-            self.close()
-            return ENOSYS
         return 0
 
     cdef inline bint has_unsubmitted(self) noexcept:
@@ -77,22 +78,25 @@ cdef class Ring:
         return self.alive and self.fork_count == liburing.fork_count
 
     cdef int check_usable(self) except -1:
-        if not self.usable():
+        if self.fork_count != liburing.fork_count:
             raise RuntimeError(
-                "this event loop belongs to another process: after fork() a child must make its "
-                "own (uringloop.new_event_loop())" if self.alive else "the ring is closed")
+                "this event loop belongs to the parent process: after fork() a child must make "
+                "its own (uringloop.new_event_loop())")
+        if not self.alive:
+            raise RuntimeError("the ring is closed")
         return 0
 
     cdef liburing.io_uring_sqe *next_sqe(self) except NULL:
         """A vacant SQE; a full queue is submitted early."""
-        cdef liburing.io_uring_sqe *sqe = liburing.io_uring_get_sqe(&self.ring)
+        cdef liburing.io_uring_sqe *sqe
         cdef int tries
+        self.check_usable()
         for tries in range(SUBMIT_TRIES):
+            sqe = liburing.io_uring_get_sqe(&self.ring)
             if sqe is not NULL:
                 return sqe
             self.submit()
-            sqe = liburing.io_uring_get_sqe(&self.ring)
-        raise os_error(EBUSY, "io_uring accepts no submissions")
+        raise RingError(EBUSY, "io_uring accepts no submissions")
 
     cdef liburing.io_uring_sqe *start(self, Operation operation, uint8_t opcode, int fd,
                                       const void *address, uint32_t length) except NULL:
@@ -111,7 +115,7 @@ cdef class Ring:
     cdef int cancel(self, Operation operation) except -1:
         """submitted -> cancelling. The operation's own answer still comes, with data if it won."""
         cdef liburing.io_uring_sqe *sqe
-        if operation.state != SUBMITTED:
+        if operation.state != SUBMITTED or not self.usable():
             return 0
         sqe = self.next_sqe()
         liburing.prepare(sqe, liburing.IORING_OP_ASYNC_CANCEL, -1,
@@ -121,25 +125,33 @@ cdef class Ring:
         return 0
 
     cdef int cancel_now(self, Operation operation) except -1:
-        """Cancel before returning: the operation holds its file no longer (Linux 6.0)."""
+        """Cancel before returning: the operation holds its file no longer (Linux 6.0).
+
+        ENOENT from the kernel says that it has ended by itself, its answer being posted already.
+        """
         cdef liburing.io_uring_sync_cancel_reg registration
+        cdef int error, tries
         if operation.state == IDLE or not self.usable():
             return 0
-        self.submit()
+        self.operations.cancelling(operation)
+        for tries in range(SUBMIT_TRIES):
+            self.submit()
+            if not self.has_unsubmitted():
+                break
         memset(&registration, 0, sizeof(registration))
         registration.addr = operation.user_data
         registration.timeout.tv_sec = 1
-        liburing.io_uring_register_sync_cancel(&self.ring, &registration)
-        self.operations.cancelling(operation)
+        error = liburing.io_uring_register_sync_cancel(&self.ring, &registration)
+        if error < 0 and error != -ENOENT:
+            raise RingError(-error, f"io_uring cannot cancel: {os.strerror(-error)}")
         return 0
 
     cdef int submit(self) except -1:
         """One io_uring_enter for everything queued, GIL held, without waiting."""
         cdef int submitted
-        cdef unsigned ready = liburing.io_uring_sq_ready(&self.ring)
-        if ready == 0:
-            return 0
+        cdef unsigned ready
         self.check_usable()
+        ready = liburing.io_uring_sq_ready(&self.ring)
         while ready:
             submitted = liburing.io_uring_submit(&self.ring)
             self.enters += 1
@@ -151,7 +163,8 @@ cdef class Ring:
                 self.drain()
                 return 0
             if submitted < 0:
-                raise os_error(-submitted, "io_uring_enter failed while the loop was running")
+                raise RingError(-submitted, "io_uring_enter failed while the loop was running: "
+                                + os.strerror(-submitted))
             self.submissions += submitted
             ready = liburing.io_uring_sq_ready(&self.ring)
         return 0
@@ -159,6 +172,7 @@ cdef class Ring:
     cdef int drain(self) except -1:
         """Move every posted completion to the answer queue. Calls nobody."""
         cdef unsigned head, tail
+        cdef int error
         cdef liburing.io_uring_cqe *cqe
         if not self.usable():
             return 0
@@ -178,9 +192,11 @@ cdef class Ring:
             # Completions wait in the kernel for room; without GETEVENTS epoll would report the
             # ring readable for ever.
             self.overflows += 1
-            liburing.io_uring_get_events(&self.ring)
+            error = liburing.io_uring_get_events(&self.ring)
+            if error < 0 and error != -EINTR:
+                raise RingError(-error, f"io_uring_enter failed: {os.strerror(-error)}")
         if self.ring.cq.koverflow[0]:
-            raise os_error(EOVERFLOW, "io_uring dropped completions")
+            raise RingError(EOVERFLOW, "io_uring dropped completions")
         return 0
 
     cdef inline bint quiet(self) noexcept:
@@ -291,3 +307,7 @@ cdef class Ring:
             if self.in_flight:
                 Py_INCREF(self.operations)
             liburing.io_uring_queue_exit(&self.ring)
+
+
+if liburing.watch_forks():
+    raise MemoryError("pthread_atfork")

@@ -3,9 +3,13 @@
 # Owner: whoever called call_soon() or call_later(), and the ready queue or timer heap until it ran.
 # asyncio's own classes are Python classes that a cdef class cannot inherit, so `__class__` answers
 # for isinstance(); attributes that debuggers and asyncio's helpers read keep their names.
+# TimerHandle has no freelist: Cython keeps them for base classes only, and pymalloc is close.
 
 _DESCRIBE_TAKES_DEBUG = (
     "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
+
+
+cdef class LoopCore
 
 
 cdef inline object call(callback, tuple args):
@@ -23,7 +27,7 @@ cdef class Handle:
     cdef object callback
     cdef tuple args
     cdef object context
-    cdef object loop
+    cdef LoopCore loop
     cdef object source_traceback
     cdef object representation
     cdef bint is_cancelled
@@ -78,6 +82,7 @@ cdef class Handle:
 
     def cancel(self):
         """The callback will not be called. Cancelling twice, or too late, does nothing."""
+        self.check_made()
         self.withdraw()
 
     def cancelled(self):
@@ -88,7 +93,7 @@ cdef class Handle:
         if self.is_cancelled:
             return 0
         self.is_cancelled = True
-        if self.loop.get_debug():
+        if self.loop._debug:
             # "Executing <Handle ...> took 2.5 seconds" still has to name what ran.
             self.representation = repr(self)
         self.callback = None
@@ -114,7 +119,7 @@ cdef class Handle:
     cdef int report(self, exc) except -1:
         if _DESCRIBE_TAKES_DEBUG:
             source = format_helpers._format_callback_source(
-                self.callback, self.args, debug=self.loop.get_debug())
+                self.callback, self.args, debug=self.loop._debug)
         else:
             source = format_helpers._format_callback_source(self.callback, self.args)
         context = {"message": f"Exception in callback {source}", "exception": exc, "handle": self}
@@ -124,8 +129,15 @@ cdef class Handle:
         return 0
 
     def _run(self):
+        self.check_made()
         if not self.is_cancelled:
             self.run()
+
+    cdef int check_made(self) except -1:
+        """A handle out of __new__() has no loop, and nothing to run."""
+        if self.loop is None:
+            raise TypeError("handles are made by call_soon() and call_later()")
+        return 0
 
 
 cdef class TimerHandle(Handle):

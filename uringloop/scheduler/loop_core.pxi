@@ -19,6 +19,8 @@ cdef class Flushable:
     cdef bint is_dirty
 
     cdef int flush(self) except -1:
+        if self.dead:
+            self.refuse_dead()
         """Prepare SQEs, or make the system calls. May call protocols; may become dirty again."""
         raise NotImplementedError
 
@@ -36,10 +38,12 @@ cdef class LoopCore:
     cdef int64_t last_poll_ns
     cdef uint64_t thread
     cdef bint ticking, wants_ring, dead
-    cdef bytes scratch
+    cdef bytes scratch          # of the receivers
+    cdef dict file_objects      # by descriptor, for those that were watched by object
     cdef public bint _closed, _debug, _stopping
     cdef public object _thread_id, _current_handle
-    cdef readonly str backend, backend_reason
+    cdef str _backend, _backend_reason
+    cdef object warn
     cdef unsigned ring_entries, recv_buffers
     cdef Py_ssize_t recv_buffer_size
 
@@ -50,19 +54,32 @@ cdef class LoopCore:
         self.answers = AnswerQueue()
         self.poller = Poller(self.operations, self.answers, self.ready)
         self.dirty = []
-        self.backend = "epoll"
-        self.backend_reason = ""
+        self.file_objects = {}
+        # Kept, because a transport may be finalized when the module's names are gone already.
+        self.warn = warnings.warn
+        self._backend = "epoll"
+        self._backend_reason = ""
         # Until __init__ has run: __del__ must not warn about a loop that was never made.
         self._closed = True
 
     def _configure(self, str backend, str reason, options):
         """What Loop.__init__ decided; the ring itself is made by the thread that first runs."""
-        self.backend = backend
-        self.backend_reason = reason
+        self._backend = backend
+        self._backend_reason = reason
         self.wants_ring = backend == "io_uring"
         self.ring_entries = options.ring_entries
         self.recv_buffers = options.recv_buffers
         self.recv_buffer_size = options.recv_buffer_size
+
+    @property
+    def backend(self):
+        """"io_uring" or "epoll": what the loop runs on, for good once it has run."""
+        return self._backend
+
+    @property
+    def backend_reason(self):
+        """Why the loop has this backend."""
+        return self._backend_reason
 
     # --- callbacks ---------------------------------------------------------------------------
 
@@ -179,20 +196,53 @@ cdef class LoopCore:
     def _add_reader(self, fd, callback, *args):
         self.check_open()
         handle = self.make_handle(callback, args, None)
-        self.poller.set_reader(descriptor_of(fd), handle)
+        self.poller.set_reader(self.remember_file(fd), handle)
         return handle
 
     def _add_writer(self, fd, callback, *args):
         self.check_open()
         handle = self.make_handle(callback, args, None)
-        self.poller.set_writer(descriptor_of(fd), handle)
+        self.poller.set_writer(self.remember_file(fd), handle)
         return handle
 
     def _remove_reader(self, fd):
-        return not self._closed and self.poller.clear_reader(descriptor_or_none(fd))
+        if self._closed:
+            return False
+        cdef int number = self.find_descriptor(fd)
+        cdef bint had = self.poller.clear_reader(number)
+        self.forget_file(number)
+        return had
 
     def _remove_writer(self, fd):
-        return not self._closed and self.poller.clear_writer(descriptor_or_none(fd))
+        if self._closed:
+            return False
+        cdef int number = self.find_descriptor(fd)
+        cdef bint had = self.poller.clear_writer(number)
+        self.forget_file(number)
+        return had
+
+    cdef int remember_file(self, fd) except -1:
+        """The number of a descriptor or file object, which may be closed when it is removed."""
+        cdef int number = descriptor_of(fd)
+        if not isinstance(fd, int):
+            self.file_objects[number] = fd
+        return number
+
+    cdef int forget_file(self, int number) except -1:
+        if self.file_objects and 0 <= number < self.poller.capacity:
+            if not self.poller.watches[number].mask:
+                self.file_objects.pop(number, None)
+        return 0
+
+    cdef int find_descriptor(self, fd) except -2:
+        """The number to remove: that of a closed file object is remembered, as in selectors."""
+        cdef int number = descriptor_or_none(fd)
+        if number >= 0:
+            return number
+        for known, file_object in self.file_objects.items():
+            if file_object is fd:
+                return known
+        return -1
 
     def _watched(self, int fd):
         """(mask, reader, writer) of a descriptor as epoll knows it, or None."""
@@ -221,7 +271,7 @@ cdef class LoopCore:
         while PyList_GET_SIZE(self.dirty):
             try:
                 self.flush_items()
-            except (SystemExit, KeyboardInterrupt):
+            except (SystemExit, KeyboardInterrupt, RingError):
                 raise
             except BaseException as exc:
                 self.report_io_error(exc)
@@ -258,9 +308,13 @@ cdef class LoopCore:
             timeout_ns = 0
         elif self.timers.count:
             timeout_ns = max(0, self.timers.first_ns() - now)
-        if timeout_ns == 0 and not self._stopping and now - self.last_poll_ns < POLL_INTERVAL_NS:
-            if self.ring is None or not liburing.taskrun_pending(&self.ring.ring):
+        if timeout_ns == 0:
+            if not self.must_poll(now):
                 return 0
+        else:
+            PyErr_CheckSignals()    # one that came during C code would wait for the next event
+            if self.ready.count:    # its handler asked for a callback
+                timeout_ns = 0
         self.counters.polls += 1
         interrupted = self.poller.wait(timeout_ns)
         self.last_poll_ns = now if timeout_ns == 0 else liburing.monotonic_ns()
@@ -269,6 +323,12 @@ cdef class LoopCore:
         if interrupted:
             PyErr_CheckSignals()
         return 0
+
+    cdef inline bint must_poll(self, int64_t now) noexcept:
+        """Whether a tick that has work to do looks at epoll all the same."""
+        return (self.poller.watched > 0 or self._stopping
+                or now - self.last_poll_ns >= POLL_INTERVAL_NS
+                or (self.ring is not None and liburing.taskrun_pending(&self.ring.ring)))
 
     cdef int take_due_timers(self) except -1:
         cdef int64_t now
@@ -320,7 +380,7 @@ cdef class LoopCore:
         while True:
             try:
                 return self.dispatch_all()
-            except (SystemExit, KeyboardInterrupt):
+            except (SystemExit, KeyboardInterrupt, RingError):
                 raise
             except BaseException as exc:
                 self.report_io_error(exc)
@@ -334,7 +394,7 @@ cdef class LoopCore:
         cdef Answer answer
         cdef Operation operation
         cdef int64_t started = 0
-        while self.answers.pop(&answer):
+        while not self.dead and self.answers.pop(&answer):
             operation = self.operations.find(answer.user_data)
             if operation is None:
                 # It ended meanwhile: readiness of a descriptor that nobody watches any more.
@@ -365,11 +425,12 @@ cdef class LoopCore:
 
     def _run_once(self):
         """One iteration. run_forever() does not come here; tools that nest loops do."""
+        cdef bint outer = self.ticking
         self.begin_running()
         try:
             self.tick()
         finally:
-            self.ticking = False
+            self.ticking = outer
 
     def _run_until_stopped(self):
         """Iterate until stop(). The caller has made this the thread's running loop."""
@@ -396,7 +457,9 @@ cdef class LoopCore:
             self.open_ring()
         elif self.ring is not None and self.thread != thread and self.ring.in_flight:
             # Requests belong to the thread that submitted them and die with it. They are ended
-            # here with their data, and each transport asks again from this thread.
+            # here with their data, and each transport asks again from this thread. (A new thread
+            # may have the number of one that has ended; its requests answer ECANCELED by
+            # themselves then.)
             if not self.ring.settle():
                 raise RuntimeError("requests of the thread that ran this loop before do not end")
         self.thread = thread
@@ -428,31 +491,27 @@ cdef class LoopCore:
             self.ring = ring
             return 0
         # Raises when io_uring was demanded, else says once per process that epoll is used.
-        self.backend_reason = self._ring_refused(error, step)
-        self.backend = "epoll"
+        self._backend_reason = self._ring_refused(error, step)
+        self._backend = "epoll"
         self.wants_ring = False
         return 0
-
-    cdef object scratch_space(self):
-        """A block that stays hot, for small messages of readiness-based receives."""
-        if self.scratch is None:
-            self.scratch = PyBytes_FromStringAndSize(NULL, READ_SIZE)
-        return self.scratch
 
     def _stats(self):
         return read_counters(self)
 
     def _release(self):
         """The part of close() that is ours: nothing of this loop runs or is watched any more."""
-        if self.ring is not None:
-            if not self.dead:
-                self.poller.unwatch_ring()
-            self.ring.close()
-            self.ring = None
-        self.poller.close()
-        self.dirty.clear()
-        self.ready.clear()
-        self.timers.clear()
+        try:
+            if self.ring is not None:
+                if not self.dead:
+                    self.poller.unwatch_ring()
+                self.ring.close()
+        finally:
+            self.poller.close()
+            self.dirty.clear()
+            self.ready.clear()
+            self.timers.clear()
+            self.file_objects.clear()
 
     def _after_fork_in_child(self):
         """Let go of what is shared with the parent. A loop that never ran may go on."""
@@ -465,21 +524,8 @@ cdef class LoopCore:
             self.poller.reopen()
 
 
-cdef int descriptor_of(fd) except -1:
-    """The number of a descriptor or file object; ValueError as selectors raises it."""
-    cdef object number = fd
-    if not isinstance(number, int):
-        try:
-            number = int(fd.fileno())
-        except (AttributeError, TypeError, ValueError):
-            raise ValueError(f"Invalid file object: {fd!r}") from None
-    if number < 0 or number > INT_MAX:
-        raise ValueError(f"Invalid file descriptor: {number}")
-    return number
-
-
 cdef int descriptor_or_none(fd) except -2:
-    """descriptor_of() for removals: -1 for a file object that was closed already."""
+    """The number of a descriptor or file object; -1 for a file object that is closed."""
     cdef object number = fd
     if not isinstance(number, int):
         try:
@@ -487,6 +533,14 @@ cdef int descriptor_or_none(fd) except -2:
         except (AttributeError, TypeError, ValueError):
             raise ValueError(f"Invalid file object: {fd!r}") from None
     return number if 0 <= number <= INT_MAX else -1
+
+
+cdef int descriptor_of(fd) except -1:
+    """The number of a descriptor or open file object; ValueError as selectors raises it."""
+    cdef int number = descriptor_or_none(fd)
+    if number < 0:
+        raise ValueError(f"Invalid file descriptor: {fd!r}")
+    return number
 
 
 def _run_unless_cancelled(handle):

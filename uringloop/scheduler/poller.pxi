@@ -40,6 +40,7 @@ cdef class Poller:
     cdef bint waiting, woken
     cdef Watch *watches
     cdef list readers, writers
+    cdef Py_ssize_t watched     # descriptors registered with epoll, the engine's own not counted
     cdef Py_ssize_t capacity
     cdef liburing.epoll_event events[EVENTS_PER_WAIT]
 
@@ -71,7 +72,10 @@ cdef class Poller:
             close_fd(self.epoll_fd)
             self.epoll_fd = -1
             raise os_error(error, "eventfd")
-        self.control(liburing.EPOLL_CTL_ADD, self.wake_fd, liburing.EPOLLIN, WAKE_EVENT)
+        error = self.control(liburing.EPOLL_CTL_ADD, self.wake_fd, liburing.EPOLLIN, WAKE_EVENT)
+        if error:
+            self.abandon()
+            raise os_error(error, "epoll_ctl")
         return 0
 
     cdef int reopen(self) except -1:
@@ -79,9 +83,8 @@ cdef class Poller:
         cdef int fd
         if self.epoll_fd < 0:
             return 0
-        close_fd(self.epoll_fd)
-        close_fd(self.wake_fd)
-        self.epoll_fd = self.wake_fd = -1
+        self.abandon()
+        self.waiting = self.woken = False
         self.open()
         for fd in range(<int>self.capacity):
             if self.watches[fd].mask:
@@ -115,15 +118,20 @@ cdef class Poller:
     cdef int make_room(self, int fd) except -1:
         cdef Py_ssize_t capacity = max(64, 2 * self.capacity)
         cdef Watch *watches
+        cdef list more
         while capacity <= fd:
             capacity *= 2
+        more = [None] * (capacity - self.capacity)
+        # Making the list may have run the collector, and that a finalizer which came here too.
+        if self.capacity + len(more) != capacity:
+            return self.make_room(fd) if fd >= self.capacity else 0
         watches = <Watch *>PyMem_RawRealloc(self.watches, capacity * sizeof(Watch))
         if watches is NULL:
             raise MemoryError()
         memset(&watches[self.capacity], 0, (capacity - self.capacity) * sizeof(Watch))
         self.watches = watches
-        self.readers.extend([None] * (capacity - self.capacity))
-        self.writers.extend([None] * (capacity - self.capacity))
+        self.readers.extend(more)
+        self.writers.extend(more)
         self.capacity = capacity
         return 0
 
@@ -135,25 +143,34 @@ cdef class Poller:
         """
         cdef uint32_t mask
         cdef int error
-        if fd >= self.capacity:
-            self.make_room(fd)
         self.open()
-        mask = self.watches[fd].mask | side
-        if self.watches[fd].mask:
+        mask = side
+        if fd < self.capacity:
+            mask |= self.watches[fd].mask
+        if mask != side or (fd < self.capacity and self.watches[fd].mask):
             error = self.control(liburing.EPOLL_CTL_MOD, fd, mask, fd)
             if error == ENOENT:
                 self.drop_reader(fd)
                 self.drop_writer(fd)
                 mask = side
+                self.watches[fd].mask = 0
+                self.watched -= 1
                 error = self.control(liburing.EPOLL_CTL_ADD, fd, mask, fd)
-                if error:
-                    self.watches[fd].mask = 0
         else:
             error = self.control(liburing.EPOLL_CTL_ADD, fd, mask, fd)
             if error == EEXIST:
                 error = self.control(liburing.EPOLL_CTL_MOD, fd, mask, fd)
         if error:
             raise os_error(error)
+        if fd >= self.capacity:
+            # Only now: epoll has said that the number names something.
+            try:
+                self.make_room(fd)
+            except MemoryError:
+                self.control(liburing.EPOLL_CTL_DEL, fd, 0, 0)
+                raise
+        if self.watches[fd].mask == 0:
+            self.watched += 1
         self.watches[fd].mask = mask
         return 0
 
@@ -164,6 +181,8 @@ cdef class Poller:
         # ENOENT and EBADF: the file was closed, and the registration went with it.
         self.control(liburing.EPOLL_CTL_MOD if mask else liburing.EPOLL_CTL_DEL, fd, mask, fd)
         self.watches[fd].mask = mask
+        if mask == 0:
+            self.watched -= 1
         return 0
 
     cdef bint drop_reader(self, int fd) except -1:
@@ -228,21 +247,37 @@ cdef class Poller:
         self.watches[fd].write_operation = operation.user_data
         return 0
 
+    cdef int unwatch_input(self, int fd, Operation operation) except -1:
+        """Tell the operation nothing more; it is idle then."""
+        if operation.state == IDLE:
+            return 0
+        if fd < self.capacity and self.watches[fd].read_operation == operation.user_data:
+            self.clear_reader(fd)
+        else:
+            self.operations.end(operation)      # the number names another file meanwhile
+        return 0
+
+    cdef int unwatch_output(self, int fd, Operation operation) except -1:
+        """Tell the operation nothing more; it is idle then."""
+        if operation.state == IDLE:
+            return 0
+        if fd < self.capacity and self.watches[fd].write_operation == operation.user_data:
+            self.clear_writer(fd)
+        else:
+            self.operations.end(operation)      # the number names another file meanwhile
+        return 0
+
     cdef bint clear_reader(self, int fd) except -1:
-        cdef bint had
         if fd < 0 or fd >= self.capacity:
             return False
-        had = self.drop_reader(fd)
         self.remove(fd, liburing.EPOLLIN)
-        return had
+        return self.drop_reader(fd)
 
     cdef bint clear_writer(self, int fd) except -1:
-        cdef bint had
         if fd < 0 or fd >= self.capacity:
             return False
-        had = self.drop_writer(fd)
         self.remove(fd, liburing.EPOLLOUT)
-        return had
+        return self.drop_writer(fd)
 
     cdef int own(self, int fd, object owner) except -1:
         """The descriptor belongs to a transport, which disowns it before it is freed."""
@@ -329,6 +364,7 @@ cdef class Poller:
                 handle = self.readers[data]
                 if handle is not None:
                     self.ready.push(handle)
+                    watch = &self.watches[data]     # the push may have run the collector
         if events & ~<uint32_t>liburing.EPOLLIN:
             if watch.write_operation:
                 self.answers.push(watch.write_operation, <int32_t>events, READINESS)
@@ -353,5 +389,6 @@ cdef class Poller:
             self.drop_reader(fd)
             self.drop_writer(fd)
             self.watches[fd].mask = 0
+        self.watched = 0
         self.abandon()
         return 0

@@ -15,11 +15,21 @@ cdef class ReadyQueue:
         self.places = [None] * self.capacity
 
     cdef int grow(self) except -1:
-        ordered = self.places[self.head:] + self.places[:self.head]
-        ordered.extend([None] * self.capacity)
-        self.places = ordered
+        cdef Py_ssize_t capacity = 2 * self.capacity, i
+        cdef list larger = [None] * capacity
+        cdef PyObject *handle
+        # Making the list may have run the collector, and that a finalizer which came here too.
+        if self.count < self.capacity:
+            return 0
+        for i in range(self.count):
+            # The two places swap their references.
+            handle = <PyObject *>PyList_GET_ITEM(
+                self.places, (self.head + i) & (self.capacity - 1))
+            PyList_SET_ITEM(self.places, (self.head + i) & (self.capacity - 1), None)
+            PyList_SET_ITEM(larger, i, <object>handle)
+        self.places = larger
         self.head = 0
-        self.capacity *= 2
+        self.capacity = capacity
         return 0
 
     cdef inline int push(self, Handle handle) except -1:

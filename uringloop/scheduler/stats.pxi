@@ -8,10 +8,8 @@ cdef struct Counters:
     uint64_t bytes_received
     uint64_t bytes_sent
     uint64_t messages_copied
+    uint64_t messages_fed
     uint64_t mode_switches
-
-
-cdef class LoopCore
 
 
 cdef dict read_counters(LoopCore loop):
@@ -32,6 +30,7 @@ cdef dict read_counters(LoopCore loop):
         "bytes_received": loop.counters.bytes_received,
         "bytes_sent": loop.counters.bytes_sent,
         "messages_copied": loop.counters.messages_copied,
+        "messages_fed": loop.counters.messages_fed,
         "messages_handed_over": buffers.handed_over if buffers is not None else 0,
         "mode_switches": loop.counters.mode_switches,
         "operations": loop.operations.occupied,

@@ -2,6 +2,16 @@
 #
 # The mark is compared with the bytes that the kernel has not accepted yet.
 
+cdef object enter_context(context):
+    """Enter a context, or a copy of it where a nested loop is in it already; to be exited."""
+    try:
+        PyContext_Enter(context)
+    except RuntimeError:
+        context = context.copy()
+        PyContext_Enter(context)
+    return context
+
+
 cdef class FlowControlTransport(Transport):
     cdef Py_ssize_t high_water, low_water
     cdef bint writing_paused
@@ -32,8 +42,8 @@ cdef class FlowControlTransport(Transport):
             low = high // 4
         if not high >= low >= 0:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        self.high_water = min(high, PY_SSIZE_T_MAX)
-        self.low_water = min(low, PY_SSIZE_T_MAX)
+        self.high_water = int(min(high, PY_SSIZE_T_MAX))
+        self.low_water = int(min(low, PY_SSIZE_T_MAX))
         self.maybe_pause_writing()
 
     cdef int maybe_pause_writing(self) except -1:

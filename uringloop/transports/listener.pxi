@@ -37,11 +37,14 @@ cdef class Listener(Flushable):
     cdef object sock, server, protocol_factory, sslcontext, context
     cdef object handshake_timeout, shutdown_timeout
     cdef int fd, backlog
-    cdef bint serving, watching
+    cdef object family, kind, protocol
+    cdef bint serving
+    cdef bint watching          # the last request was made to the poller, not to the ring
     cdef AcceptOperation operation
 
-    def __init__(self):
-        raise TypeError("listeners are made by the event loop")
+    def __cinit__(self, maker=None):
+        if maker is not _BY_THE_LOOP:
+            raise TypeError("listeners are made by the event loop")
 
     def __repr__(self):
         return f"<Listener fd={self.fd} server={self.server!r}>"
@@ -53,26 +56,29 @@ cdef class Listener(Flushable):
     cdef int flush(self) except -1:
         """Prepare the accept request."""
         cdef liburing.io_uring_sqe *sqe
-        if not self.serving or self.operation.state != IDLE:
+        if not self.is_open() or self.operation.state != IDLE:
             return 0
-        if self.loop.ring is None:
+        self.watching = self.loop.ring is None
+        if self.watching:
             self.loop.poller.watch_input(self.fd, self.operation)
-            self.watching = True
             return 0
         sqe = self.loop.ring.start(self.operation, liburing.IORING_OP_ACCEPT, self.fd, NULL, 0)
         sqe.ioprio = liburing.IORING_ACCEPT_MULTISHOT
         sqe.accept_flags = liburing.SOCK_NONBLOCK | liburing.SOCK_CLOEXEC
         return 0
 
+    cdef bint is_open(self) except -1:
+        """Whether connections are wanted; not if the user closed the socket under the server."""
+        if self.serving and self.sock.fileno() != self.fd:
+            self.stop()
+        return self.serving
+
     cdef int halt(self) except -1:
         if self.operation.state == IDLE:
             return 0
         if self.watching:
-            self.watching = False
-            self.loop.poller.clear_reader(self.fd)
-        else:
-            self.loop.ring.cancel_now(self.operation)
-        return 0
+            return self.loop.poller.unwatch_input(self.fd, self.operation)
+        return self.loop.ring.cancel_now(self.operation)
 
     cdef int stop(self) except -1:
         """Accept nothing more; the caller closes the socket."""
@@ -87,7 +93,7 @@ cdef class Listener(Flushable):
     cdef int accept_ready(self) except -1:
         cdef int i, fd
         for i in range(max(self.backlog, 1)):
-            if not self.serving:
+            if not self.is_open():
                 return 0
             fd = accept4(self.fd, NULL, NULL, liburing.SOCK_NONBLOCK | liburing.SOCK_CLOEXEC)
             if fd >= 0:
@@ -110,19 +116,20 @@ cdef class Listener(Flushable):
         return 0
 
     def _retry(self):
-        if self.serving:
+        if self.is_open():
             self.start()
 
     cdef int accepted(self, int fd) except -1:
         """A new connection, whose descriptor is ours to close until a socket object owns it."""
-        if not self.serving:
+        if not self.is_open():
             close_fd(fd)
             return 0
         try:
-            conn = socket.socket(self.sock.family, self.sock.type, self.sock.proto, fileno=fd)
+            conn = socket.socket(self.family, self.kind, self.protocol, fileno=fd)
         except BaseException:
             close_fd(fd)
             raise
+        conn.setblocking(False)     # it is; the socket object does not know
         context = self.context.copy()
         PyContext_Enter(context)
         try:
@@ -167,11 +174,14 @@ cdef class Listener(Flushable):
 def make_listener(LoopCore loop, protocol_factory, sock, sslcontext, server, backlog,
                   handshake_timeout, shutdown_timeout):
     """Start to accept on a listening socket; stop_listener() ends it."""
-    cdef Listener listener = Listener.__new__(Listener)
+    cdef Listener listener = Listener.__new__(Listener, _BY_THE_LOOP)
     cdef AcceptOperation operation = AcceptOperation.__new__(AcceptOperation)
     listener.loop = loop
     listener.sock = sock
     listener.fd = sock.fileno()
+    listener.family = sock.family
+    listener.kind = sock.type
+    listener.protocol = sock.proto
     listener.server = server
     listener.protocol_factory = protocol_factory
     listener.sslcontext = sslcontext

@@ -25,7 +25,7 @@ cdef class Receiver(Operation):
     cdef object context         # the protocol's callbacks run in it, as in a reader of asyncio
     cdef bint wanted            # started, not paused, not closing
     cdef bint large             # the mode
-    cdef bint watching          # in flight in the poller, not in the ring
+    cdef bint watching          # the last request was made to the poller, not to the ring
     cdef bint must_arm
     cdef bint delivery_scheduled
     cdef int small_in_a_row
@@ -63,13 +63,8 @@ cdef class Receiver(Operation):
         if self.state == IDLE:
             return 0
         if self.watching:
-            self.watching = False
-            self.transport.loop.poller.clear_reader(self.transport.fd)
-            if self.state != IDLE:      # somebody else watches the descriptor meanwhile
-                self.transport.loop.operations.end(self)
-        else:
-            self.transport.loop.ring.cancel(self)
-        return 0
+            return self.transport.loop.poller.unwatch_input(self.transport.fd, self)
+        return self.transport.loop.ring.cancel(self)
 
     cdef int arm(self) except -1:
         """Have a request prepared by the end of the tick."""
@@ -85,9 +80,12 @@ cdef class Receiver(Operation):
         self.must_arm = False
         if not self.wanted or self.end is not None or self.state != IDLE:
             return 0
-        if self.large or loop.ring is None:
-            loop.poller.watch_input(self.transport.fd, self)
-            self.watching = True
+        self.watching = self.large or loop.ring is None
+        if self.watching:
+            try:
+                loop.poller.watch_input(self.transport.fd, self)
+            except OSError as exc:
+                return self.transport.fatal_error(exc, "Fatal read error on socket transport")
             return 0
         sqe = loop.ring.start(self, liburing.IORING_OP_RECV, self.transport.fd, NULL, 0)
         sqe.flags = liburing.IOSQE_BUFFER_SELECT
@@ -96,25 +94,17 @@ cdef class Receiver(Operation):
         return 0
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
-        context = self.enter_context()
+        context = enter_context(self.context)
         try:
             return self.take_answer(result, flags)
         finally:
             PyContext_Exit(context)
 
-    cdef object enter_context(self):
-        """Enter the protocol's context, or a copy where a nested loop is in it already."""
-        context = self.context
-        try:
-            PyContext_Enter(context)
-        except RuntimeError:
-            context = context.copy()
-            PyContext_Enter(context)
-        return context
-
     cdef int take_answer(self, int32_t result, uint32_t flags) except -1:
         if flags == READINESS:
             return self.read_now()
+        if self.transport.finished:
+            return self.take_late_answer(result, flags)
         # Bookkeeping first: the protocol may raise.
         if not flags & liburing.IORING_CQE_F_MORE:
             self.request_ended(result)
@@ -131,18 +121,29 @@ cdef class Receiver(Operation):
             return 0
         return self.input_ended(os_error(-result))
 
+    cdef int take_late_answer(self, int32_t result, uint32_t flags) except -1:
+        """connection_lost was called: the block goes back, and the descriptor may be closed."""
+        cdef BufferRing buffers = self.transport.loop.ring.buffers
+        cdef unsigned block = flags >> liburing.IORING_CQE_BUFFER_SHIFT
+        if result > 0:
+            buffers.lend(block)
+            buffers.give_back(block)
+        return self.transport.release_when_idle()
+
     cdef int discard(self, int32_t result, uint32_t flags) except -1:
         self.held = None
+        if self.transport.finished:
+            return self.transport.release_when_idle()
         return 0
 
     cdef int request_ended(self, int32_t result) except -1:
         cdef Ring ring = self.transport.loop.ring
-        if self.transport.finished:
-            return self.transport.release_when_idle()
         if result == -ENOBUFS:
-            # The data waits in the socket. More blocks are in use at once than there were.
+            # The data waits in the socket. As many blocks as connections readable at once are
+            # wanted, so each that finds none adds one; with no room left it goes without.
             ring.buffers_ran_dry += 1
-            ring.buffers.grow(ring.buffers.count)
+            if ring.buffers.grow(1) == 0:
+                self.large = True
         if result > 0 or result == -ENOBUFS or is_retry(result):
             # Not asked for when the completion queue was full, or a thread ended.
             return self.arm()
@@ -159,27 +160,47 @@ cdef class Receiver(Operation):
         if size == buffers.block_size and not self.large:
             self.switch_to_large()
         if not self.wanted or self.held:
-            return self.hold(buffers.copy(block, size))
-        if self.transport.buffered:
+            self.hold(buffers.copy(block, size))
+        elif self.transport.buffered:
             try:
                 self.feed(content, size)
             finally:
                 buffers.give_back(block)
-            return 0
-        if self.transport.feed is not None and self.transport.fed(content, size):
-            buffers.give_back(block)
-            return 0
-        if size < HAND_OVER_SIZE:
+        elif self.transport.feed is not None and self.feed_reader(block, content, size):
+            pass
+        elif size < HAND_OVER_SIZE:
             loop.counters.messages_copied += 1
-            data = buffers.copy(block, size)
+            self.transport.data_received(buffers.copy(block, size))
         else:
-            data = buffers.hand_over(block, size)
-        return self.transport.data_received(data)
+            self.transport.data_received(buffers.hand_over(block, size))
+        return 0
+
+    cdef bint feed_reader(self, unsigned block, const char *content, int32_t size) except -1:
+        """Try the short way into a StreamReader; the block goes back if it was taken."""
+        cdef LoopCore loop = self.transport.loop
+        cdef bint fed = True
+        try:
+            fed = self.transport.fed(content, size)
+        finally:
+            if fed:
+                loop.counters.messages_fed += 1
+                loop.ring.buffers.give_back(block)
+        return fed
 
     cdef int hold(self, bytes data) except -1:
         if self.held is None:
             self.held = collections.deque()
         self.held.append(data)
+        return 0
+
+    cdef int hold_rest(self, const char *content, Py_ssize_t size) except -1:
+        """Hold what a protocol did not take of a message: it comes before all else that is held."""
+        if size:
+            if self.held is None:
+                self.held = collections.deque()
+            self.held.appendleft(PyBytes_FromStringAndSize(content, size))
+            if self.wanted:
+                self.schedule_delivery()
         return 0
 
     cdef int switch_to_large(self) except -1:
@@ -196,19 +217,22 @@ cdef class Receiver(Operation):
 
     cdef int feed(self, const char *content, Py_ssize_t size) except -1:
         """Copy into the buffers of a BufferedProtocol, which may pause, close or be replaced."""
+        cdef StreamTransport transport = self.transport
         cdef Py_ssize_t copied
-        while size > 0 and not self.transport.closing:
-            if not self.wanted or not self.transport.buffered:
-                rest = PyBytes_FromStringAndSize(content, size)
-                if self.wanted:
-                    return self.transport.data_received(rest)
-                if self.held is None:
-                    self.held = collections.deque()
-                self.held.appendleft(rest)
-                return 0
-            copied = self.transport.buffer_filled(content, size)
-            content += copied
-            size -= copied
+        while size > 0 and not transport.closing:
+            if not self.wanted:
+                return self.hold_rest(content, size)
+            if not transport.buffered:
+                return transport.data_received(PyBytes_FromStringAndSize(content, size))
+            try:
+                copied = transport.fill_buffer(content, size)
+                content += copied
+                size -= copied
+                if copied:
+                    transport.buffer_updated(copied)
+            except BaseException:       # KeyboardInterrupt: the connection goes on in the next run
+                self.hold_rest(content, size)
+                raise
         return 0
 
     cdef int read_now(self) except -1:
@@ -225,13 +249,17 @@ cdef class Receiver(Operation):
                 self.count_message(size)
             return 0
         if self.small_in_a_row or self.transport.feed is not None:
-            space = loop.scratch_space()
+            # A block that stays hot; the message is copied out of it.
+            if loop.scratch is None:
+                loop.scratch = PyBytes_FromStringAndSize(NULL, READ_SIZE)
+            space = loop.scratch
         else:
             space = PyBytes_FromStringAndSize(NULL, READ_SIZE)
         size = liburing.recv(self.transport.fd, PyBytes_AS_STRING(space), READ_SIZE, 0)
         if size <= 0:
             return self.read_failed(size)
         if self.transport.feed is not None and self.transport.fed(PyBytes_AS_STRING(space), size):
+            loop.counters.messages_fed += 1
             return self.count_message(size)
         if space is loop.scratch:
             loop.counters.messages_copied += 1
@@ -247,7 +275,10 @@ cdef class Receiver(Operation):
         return self.transport.data_received(data)
 
     cdef int count_message(self, ssize_t size) except -1:
-        cdef LoopCore loop = self.transport.loop
+        cdef LoopCore loop
+        if self.transport is None:      # a nested loop ended the connection meanwhile
+            return 0
+        loop = self.transport.loop
         loop.counters.bytes_received += size
         if size >= SMALL_MESSAGE:
             self.small_in_a_row = 0
@@ -276,9 +307,13 @@ cdef class Receiver(Operation):
 
     cdef int report_end(self) except -1:
         self.must_arm = False
-        if isinstance(self.end, EOFError):
+        if not isinstance(self.end, EOFError):
+            return self.transport.fatal_error(self.end, "Fatal read error on socket transport")
+        try:
             return self.transport.eof_received()
-        return self.transport.fatal_error(self.end, "Fatal read error on socket transport")
+        except BaseException:       # KeyboardInterrupt: asked again in the next run, as by asyncio
+            self.schedule_delivery()
+            raise
 
     cdef int schedule_delivery(self) except -1:
         if not self.delivery_scheduled:
@@ -288,23 +323,31 @@ cdef class Receiver(Operation):
 
     def _deliver_held(self):
         self.delivery_scheduled = False
-        context = self.enter_context()
+        if self.transport is None:
+            return
+        context = enter_context(self.context)
         try:
             self.deliver_held()
         finally:
             PyContext_Exit(context)
 
     cdef int deliver_held(self) except -1:
+        cdef StreamTransport transport = self.transport
         cdef bytes data
-        while self.held and self.wanted and not self.transport.closing:
-            data = self.held.popleft()
-            if self.transport.buffered:
-                self.feed(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-            else:
-                self.transport.data_received(data)
-        if self.wanted and not self.transport.closing:
-            if self.end is not None:
-                self.report_end()
-            else:
-                self.arm()
+        try:
+            while self.held and self.wanted and not transport.closing:
+                data = self.held.popleft()
+                if transport.buffered:
+                    self.feed(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+                else:
+                    transport.data_received(data)
+        finally:
+            # After a KeyboardInterrupt too: the connection goes on in the next run.
+            if self.wanted and not transport.closing:
+                if self.held:
+                    self.schedule_delivery()
+                elif self.end is None:
+                    self.arm()
+        if self.wanted and not transport.closing and self.end is not None and not self.held:
+            self.report_end()
         return 0

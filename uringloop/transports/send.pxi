@@ -11,8 +11,12 @@
 cdef enum:
     CHUNK_SIZE = 256 * 1024
     MAX_VECTORS = 1024          # IOV_MAX; one more is EMSGSIZE
-    # From here send(2) at once is cheaper than a trip through the ring (docs/performance.md).
+    # From here send(2) at once is cheaper than a trip through the ring.
     SEND_NOW_SIZE = 16384
+    # One fast reader does not hold the loop for longer than this takes to send.
+    SEND_NOW_LIMIT = 1024 * 1024
+    # writelines() of no more than this is joined into one chunk.
+    JOIN_SIZE = 65536
 
 
 @cython.internal
@@ -23,8 +27,7 @@ cdef class Sender(Operation):
     cdef Py_ssize_t first
     cdef Py_ssize_t offset      # bytes of chunks[first] that are sent
     cdef Py_ssize_t size        # bytes in all that are not sent
-    cdef Py_ssize_t requested   # bytes of the request in flight
-    cdef bint watching          # in flight in the poller, not in the ring
+    cdef bint watching          # the last request was made to the poller, not to the ring
     cdef bint dropped           # what is in flight belongs to a connection that was aborted
     cdef liburing.msghdr message
     cdef liburing.iovec *vectors
@@ -94,10 +97,13 @@ cdef class Sender(Operation):
         return 0
 
     cdef int send_now(self) except -1:
-        """send(2) until everything is sent or the socket is full. Returns 0 or a positive errno."""
-        cdef Py_ssize_t wanted
+        """send(2) until all is sent or the socket is full, but no more than SEND_NOW_LIMIT bytes.
+
+        Returns 0 or a positive errno.
+        """
+        cdef Py_ssize_t wanted, limit = self.size - SEND_NOW_LIMIT
         cdef ssize_t sent
-        while self.size:
+        while self.size > 0 and self.size > limit:
             wanted = self.gather()
             if self.message.msg_iovlen == 1:
                 sent = liburing.send(self.transport.fd, self.vectors[0].iov_base,
@@ -125,10 +131,15 @@ cdef class Sender(Operation):
             if error:
                 return self.failed(error)
             if self.size:
-                loop.poller.watch_output(self.transport.fd, self)
+                try:
+                    loop.poller.watch_output(self.transport.fd, self)
+                except OSError as exc:
+                    return self.transport.fatal_error(
+                        exc, "Fatal write error on socket transport")
                 self.watching = True
             return self.transport.output_sent()
-        self.requested = self.gather()
+        self.gather()
+        self.watching = False
         if self.message.msg_iovlen == 1:
             sqe = loop.ring.start(self, liburing.IORING_OP_SEND, self.transport.fd,
                                   self.vectors[0].iov_base, <uint32_t>self.vectors[0].iov_len)
@@ -161,6 +172,8 @@ cdef class Sender(Operation):
 
     cdef int discard(self, int32_t result, uint32_t flags) except -1:
         self.forget()
+        if self.transport.finished:
+            return self.transport.release_when_idle()
         return 0
 
     cdef int failed(self, int error) except -1:
@@ -169,10 +182,7 @@ cdef class Sender(Operation):
 
     cdef int stop_watching(self) except -1:
         if self.watching:
-            self.watching = False
-            self.transport.loop.poller.clear_writer(self.transport.fd)
-            if self.state != IDLE:      # somebody else watches the descriptor meanwhile
-                self.transport.loop.operations.end(self)
+            self.transport.loop.poller.unwatch_output(self.transport.fd, self)
         return 0
 
     cdef int drop(self) except -1:

@@ -14,7 +14,9 @@ cdef class StreamTransport(FlowControlTransport):
     cdef bint buffered          # the protocol is a BufferedProtocol
     cdef ReaderFeed feed        # if the protocol is asyncio's for a StreamReader
     cdef bint reading_paused
+    cdef dict __dict__          # tests and tools replace write() and the like on one transport
     cdef bint eof_written
+    cdef bint output_shut       # shutdown(SHUT_WR) was called
     cdef object empty_waiter
 
     _start_tls_compatible = True
@@ -40,6 +42,14 @@ cdef class StreamTransport(FlowControlTransport):
         self.buffered = isinstance(protocol, asyncio.BufferedProtocol)
         feed = <ReaderFeed>_READER_FEED
         self.feed = feed if feed.serves(protocol) else None
+
+    @property
+    def _paused(self):
+        return self.reading_paused
+
+    @property
+    def _eof(self):
+        return self.eof_written
 
     # --- input -------------------------------------------------------------------------------
 
@@ -91,8 +101,8 @@ cdef class StreamTransport(FlowControlTransport):
             self.fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
         return 0
 
-    cdef Py_ssize_t buffer_filled(self, const char *content, Py_ssize_t size) except -1:
-        """Copy into one get_buffer(). Returns the bytes taken; `size` after a fatal error."""
+    cdef Py_ssize_t fill_buffer(self, const char *content, Py_ssize_t size) except -1:
+        """Copy into one get_buffer(). Returns the bytes taken; 0 after a fatal error."""
         cdef Py_buffer view
         cdef Py_ssize_t copied
         try:
@@ -101,11 +111,10 @@ cdef class StreamTransport(FlowControlTransport):
             raise
         except BaseException as exc:
             self.fatal_error(exc, "Fatal error: protocol.get_buffer() call failed.")
-            return size
+            return 0
         copied = min(size, view.len)
         memcpy(view.buf, content, copied)
         PyBuffer_Release(&view)
-        self.buffer_updated(copied)
         return copied
 
     cdef Py_ssize_t buffer_received(self) except -1:
@@ -134,6 +143,9 @@ cdef class StreamTransport(FlowControlTransport):
         if not len(buffer):
             raise RuntimeError("get_buffer() returned an empty buffer")
         PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
+        if view.len == 0:       # items without a size
+            PyBuffer_Release(view)
+            raise RuntimeError("get_buffer() returned an empty buffer")
         return 0
 
     cdef int buffer_updated(self, Py_ssize_t size) except -1:
@@ -181,9 +193,10 @@ cdef class StreamTransport(FlowControlTransport):
         return 0
 
     cdef bint is_too_late(self) except -1:
-        """Whether the connection is lost; asyncio drops such writes, and warns in the end."""
+        """Whether the connection is closing or lost; such writes are dropped, with a warning
+        in the end when it is lost, as in asyncio."""
         if not self.lost:
-            return False
+            return self.closing
         if self.lost >= _TOO_LATE_WARNINGS:
             asyncio_logger.warning("socket.send() raised exception.")
         self.lost += 1
@@ -216,9 +229,11 @@ cdef class StreamTransport(FlowControlTransport):
             return
         parts = [part if type(part) is bytes else snapshot_of(part) for part in list_of_data]
         total = sum(map(len, parts))
-        if not total:
+        # Once more: the iterable may have closed the connection.
+        self.check_writable("writelines")
+        if not total or self.closing:
             return
-        if total <= SEND_NOW_SIZE * 4:
+        if total <= JOIN_SIZE:
             self.sender.append(b"".join(parts))
         else:
             for part in parts:
@@ -238,6 +253,10 @@ cdef class StreamTransport(FlowControlTransport):
                     if sent > 0:
                         self.loop.counters.bytes_sent += sent
                         return PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent)
+                    if errno != EAGAIN and errno != EINTR:
+                        # Reported here: a second try would answer EPIPE instead of ECONNRESET.
+                        self.sender.failed(errno)
+                        return b""
             finally:
                 PyBuffer_Release(&view)
         return snapshot_of(data)
@@ -257,6 +276,8 @@ cdef class StreamTransport(FlowControlTransport):
         cdef int error = self.sender.send_now()
         if error:
             self.sender.failed(error)
+        elif self.sender.size or self.awaits_drain():
+            self.loop.mark_dirty(self)
         return 0
 
     cdef int output_sent(self) except -1:
@@ -264,7 +285,7 @@ cdef class StreamTransport(FlowControlTransport):
         context = self.writing_context
         if context is None:
             return self.after_output()
-        PyContext_Enter(context)
+        context = enter_context(context)
         try:
             return self.after_output()
         finally:
@@ -292,6 +313,9 @@ cdef class StreamTransport(FlowControlTransport):
 
     cdef int shut_down(self) except -1:
         # SHUT_WR does not end a receive in flight (docs/kernel.md).
+        if self.output_shut:
+            return 0
+        self.output_shut = True
         if liburing.shutdown(self.fd, liburing.SHUT_WR) < 0 and errno != ENOTCONN:
             return self.sender.failed(errno)
         return 0
@@ -313,14 +337,19 @@ cdef class StreamTransport(FlowControlTransport):
     # --- both --------------------------------------------------------------------------------
 
     cdef int flush(self) except -1:
-        try:
-            if self.receiver.must_arm:
-                self.receiver.prepare()
-            if self.sender.size:
-                self.sender.prepare()
-        except OSError as exc:
-            self.fatal_error(exc, "Fatal error on transport")
+        if self.receiver.must_arm:
+            self.receiver.prepare()
+        if self.sender.size:
+            self.sender.prepare()
+        elif self.sender.state == IDLE and self.awaits_drain():
+            # send(2) at once took the last of it, out of a call that could not say so.
+            self.output_sent()
         return 0
+
+    cdef bint awaits_drain(self) noexcept:
+        """Whether somebody has to be told that all output is sent."""
+        return (self.writing_paused or self.empty_waiter is not None
+                or (self.closing and not self.lost) or (self.eof_written and not self.output_shut))
 
     def close(self):
         """Send what was written, then close; connection_lost(None) follows."""
@@ -347,11 +376,21 @@ cdef class StreamTransport(FlowControlTransport):
             self.release()
         return 0
 
+    cdef int release(self) except -1:
+        alive = self            # the two below may hold the last references
+        Transport.release(self)
+        self.sender.forget()
+        self.receiver.must_arm = False
+        # No cycle is left for the collector: nothing calls the two any more.
+        self.receiver.transport = None
+        self.receiver.context = None
+        self.sender.transport = None
+        self.writing_context = None
+        return 0
+
 
 cdef bytes snapshot_of(data):
     """The content of a bytes-like object of any shape, in C order."""
-    if isinstance(data, (bytes, bytearray)):
-        return bytes(data)
     return memoryview(data).tobytes()
 
 
@@ -366,7 +405,7 @@ cdef int set_no_delay(sock, int fd) except -1:
 def make_stream_transport(LoopCore loop, sock, protocol, waiter=None, extra=None, server=None):
     """Make a transport as asyncio does: connection_made, then reading, then the waiter, each in
     the next iteration."""
-    cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
+    cdef StreamTransport transport = StreamTransport.__new__(StreamTransport, _BY_THE_LOOP)
     cdef Receiver receiver = Receiver.__new__(Receiver)
     cdef Sender sender = Sender.__new__(Sender)
     receiver.transport = sender.transport = transport

@@ -10,7 +10,7 @@
 @cython.internal
 @cython.final
 cdef class ReaderFeed:
-    cdef object protocol_type, reader_type, data_received, feed_data
+    cdef object protocol_type, reader_type, data_received, feed_data, wakeup_waiter
     cdef bint is_known
 
     def __cinit__(self):
@@ -18,14 +18,14 @@ cdef class ReaderFeed:
         self.reader_type = asyncio.StreamReader
         self.data_received = self.protocol_type.data_received
         self.feed_data = self.reader_type.feed_data
+        self.wakeup_waiter = self.reader_type._wakeup_waiter
         self.is_known = (
-            self.data_received.__code__.co_names == ("_stream_reader", "feed_data")
-            and self.protocol_type._stream_reader.fget.__code__.co_names == ("_stream_reader_wr",)
-            and self.feed_data.__code__.co_names == (
+            names_in(self.data_received) == ("_stream_reader", "feed_data")
+            and names_in(self.protocol_type._stream_reader.fget) == ("_stream_reader_wr",)
+            and names_in(self.feed_data) == (
                 "_eof", "_buffer", "extend", "_wakeup_waiter", "_transport", "_paused", "len",
                 "_limit", "pause_reading", "NotImplementedError")
-            and self.reader_type._wakeup_waiter.__code__.co_names
-            == ("_waiter", "cancelled", "set_result"))
+            and names_in(self.wakeup_waiter) == ("_waiter", "cancelled", "set_result"))
 
     cdef bint serves(self, protocol) except -1:
         """Whether it is worth trying for this protocol."""
@@ -33,21 +33,22 @@ cdef class ReaderFeed:
 
     cdef bint feed(self, protocol, const char *content, Py_ssize_t size) except -1:
         """Append to the protocol's reader and wake who waits; False to leave it to asyncio."""
-        cdef Py_ssize_t filled, limit
-        if not is_method(protocol.data_received, self.data_received):
+        cdef Py_ssize_t filled
+        if not is_method(protocol.data_received, protocol, self.data_received):
             return False
         reference = protocol._stream_reader_wr
         reader = PyObject_CallNoArgs(reference) if reference is not None else None
         if type(reader) is not self.reader_type:
             return False
-        if not is_method(reader.feed_data, self.feed_data):
+        if not is_method(reader.feed_data, reader, self.feed_data):
+            return False
+        if not is_method(reader._wakeup_waiter, reader, self.wakeup_waiter):
             return False
         buffer = reader._buffer
         if type(buffer) is not bytearray or reader._eof is not False:
             return False
         filled = PyByteArray_GET_SIZE(buffer)
-        limit = reader._limit
-        if filled + size > 2 * limit:
+        if filled + size > 2 * reader._limit:
             return False        # asyncio pauses the transport then
         PyByteArray_Resize(buffer, filled + size)
         memcpy(PyByteArray_AS_STRING(buffer) + filled, content, size)
@@ -59,9 +60,15 @@ cdef class ReaderFeed:
         return True
 
 
-cdef inline bint is_method(method, function) noexcept:
-    """Whether a bound method is that very function."""
-    return PyMethod_Check(method) and PyMethod_GET_FUNCTION(method) is <PyObject *>function
+cdef inline bint is_method(method, instance, function) noexcept:
+    """Whether this is that very function bound to that very instance."""
+    return (PyMethod_Check(method) and PyMethod_GET_FUNCTION(method) is <PyObject *>function
+            and PyMethod_GET_SELF(method) is <PyObject *>instance)
+
+
+cdef tuple names_in(function):
+    """The names that a Python function uses; none for what is not one."""
+    return getattr(getattr(function, "__code__", None), "co_names", ())
 
 
 _READER_FEED = ReaderFeed()

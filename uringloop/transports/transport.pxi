@@ -16,6 +16,10 @@ class StreamTransportType(transports._FlowControlMixin, asyncio.Transport):
     __slots__ = ()
 
 
+# Nobody else can pass it: a transport that the loop did not make has no parts.
+_BY_THE_LOOP = object()
+
+
 cdef class Transport(Flushable):
     """What stream transports share; sub-classes know how bytes move."""
     cdef LoopCore loop
@@ -26,12 +30,14 @@ cdef class Transport(Flushable):
     cdef int fd
     cdef bint closing
     cdef bint finished
+    cdef bint server_counts_transports      # Python 3.13
     # 0 until connection_lost is scheduled; counts the writes that came too late.
     cdef int lost
     cdef object __weakref__
 
-    def __init__(self):
-        raise TypeError("transports are made by the event loop")
+    def __cinit__(self, maker=None):
+        if maker is not _BY_THE_LOOP:
+            raise TypeError("transports are made by the event loop")
 
     @property
     def __class__(self):
@@ -61,11 +67,12 @@ cdef class Transport(Flushable):
         self.sock = sock
         loop.poller.own(fd, self)
         if server is not None:
-            self.server = server
-            if _SERVER_COUNTS_TRANSPORTS:
+            self.server_counts_transports = _SERVER_COUNTS_TRANSPORTS
+            if self.server_counts_transports:
                 server._attach(self)
             else:
                 server._attach()
+            self.server = server        # only now is there something to detach
         return 0
 
     @property
@@ -168,11 +175,14 @@ cdef class Transport(Flushable):
             return 0
         self.finished = True
         self.protocol = None
-        server, self.server = self.server, None
         if self.is_idle():
             self.release()
+        return self.detach_server()
+
+    cdef int detach_server(self) except -1:
+        server, self.server = self.server, None
         if server is not None:
-            if _SERVER_COUNTS_TRANSPORTS:
+            if self.server_counts_transports:
                 server._detach(self)
             else:
                 server._detach()
@@ -184,6 +194,10 @@ cdef class Transport(Flushable):
         if sock is None:
             return 0
         self.loop.poller.disown(self.fd, self)
+        # The number may soon name another file, and somebody may still hold the transport.
+        self.fd = -1
+        self.closing = True
+        self.lost = max(self.lost, 1)
         sock._io_refs -= 1
         sock.close()
         return 0
@@ -191,18 +205,13 @@ cdef class Transport(Flushable):
     def __del__(self):
         if self.sock is None:
             return
-        self.loop.poller.disown(self.fd, self)
-        if self.finished:
-            # connection_lost was called; only the loop's end kept the last completion away.
+        try:
+            # Once connection_lost was called, only the loop's end kept the last answer away.
+            if not self.finished:
+                self.loop.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+        finally:
             self.release()
-            return
-        warnings.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
-        self.release()
-        if self.server is not None:
-            if _SERVER_COUNTS_TRANSPORTS:
-                self.server._detach(self)
-            else:
-                self.server._detach()
+            self.detach_server()
 
 
 def set_owner(LoopCore loop, int fd, transport):
