@@ -125,4 +125,5 @@ def test_it_serves_under_load_without_an_error_and_with_flat_memory(loop_kind, s
     print(f"{server} on {loop_kind}: {requests} requests in {SECONDS} s, {grown} KiB grown")
     assert errors == []
     assert requests > 0
-    assert grown < GROWTH_LIMIT_KIB
+    if "libasan" not in os.environ.get("LD_PRELOAD", ""):     # its quarantine grows
+        assert grown < GROWTH_LIMIT_KIB
