@@ -193,10 +193,9 @@ cdef class StreamTransport(FlowControlTransport):
         return 0
 
     cdef bint is_too_late(self) except -1:
-        """Whether the connection is closing or lost; such writes are dropped, with a warning
-        in the end when it is lost, as in asyncio."""
+        """Whether the connection is lost; asyncio drops such writes, and warns in the end."""
         if not self.lost:
-            return self.closing
+            return False
         if self.lost >= _TOO_LATE_WARNINGS:
             asyncio_logger.warning("socket.send() raised exception.")
         self.lost += 1
@@ -231,7 +230,7 @@ cdef class StreamTransport(FlowControlTransport):
         total = sum(map(len, parts))
         # Once more: the iterable may have closed the connection.
         self.check_writable("writelines")
-        if not total or self.closing:
+        if not total or self.lost:
             return
         if total <= JOIN_SIZE:
             self.sender.append(b"".join(parts))
@@ -357,6 +356,14 @@ cdef class StreamTransport(FlowControlTransport):
             return
         self.closing = True
         self.receiver.stop()
+        if self.sender.size and self.sender.state == IDLE:
+            # As in asyncio, where it has been tried: when nothing has to wait, the connection is
+            # lost now and later writes are dropped; else they go out too (TLS relies on that).
+            error = self.sender.send_now()
+            if error:
+                self.sender.failed(error)
+                return
+            self.loop.mark_dirty(self)
         if not self.sender.size:
             self.lose_connection(None)
         elif self.writing_context is None:
