@@ -6,15 +6,18 @@
 # headers of liburing, where the system's package manager is apt and liburing is missing.
 
 PYTHON ?= python3
-PYTHONS ?= 3.11 3.12 3.13 3.14
+PYTHONS ?= 3.11 3.12 3.13
 MODE ?= protocol,streams
 SIZE ?= 1k,100k
 PYTEST_ARGS ?=
 
-version := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+version := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifeq ($(version),)
+$(error PYTHON=$(PYTHON) is not a Python that runs)
+endif
 venv := .venv/$(version)
 python := $(venv)/bin/python
-sources := setup.py pyproject.toml $(shell find uringloop -name '*.p[yx]*' -o -name '*.h')
+sources := setup.py pyproject.toml $(shell find uringloop -name '*.py' -o -name '*.p[yx][xdi]' -o -name '*.h')
 
 .PHONY: help run test test-epoll test-refused test-pythons asan bench build lint dist clean liburing
 
@@ -25,7 +28,7 @@ help:
 	@echo 'make test-refused   the test suite where a seccomp filter refuses io_uring'
 	@echo 'make test-pythons   make test on each of $(PYTHONS) that is installed'
 	@echo 'make asan           the test suite on a build with ASAN and UBSAN'
-	@echo 'make bench          echo benchmarks; MODE=, SIZE= as in benchmarks/README.md'
+	@echo 'make bench          echo benchmarks (two minutes); MODE=, SIZE= as in benchmarks/README.md'
 	@echo 'make lint           ruff, mypy, stubtest'
 	@echo 'make dist           sdist and wheel, each installed and imported once'
 	@echo 'make clean          remove what was built'
@@ -57,13 +60,14 @@ asan: build
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan-$(version) \
-	    $(venv)/bin/pytest tests -k 'io_uring or epoll' --timeout 300 $(PYTEST_ARGS)
+	    $(venv)/bin/pytest tests --kinds io_uring,epoll --timeout 300 $(PYTEST_ARGS)
 
 bench: build
+	@mkdir -p build/benchmarks
 	$(python) -m benchmarks echo --mode $(MODE) --size $(SIZE) --json build/benchmarks/echo.json
 
 lint: build
-	$(python) -m pip install -q ruff mypy
+	$(python) -m pip install -q 'ruff>=0.15,<1' 'mypy>=1.18,<3'
 	$(venv)/bin/ruff check uringloop tests benchmarks setup.py
 	$(venv)/bin/mypy --strict uringloop
 	$(python) -m mypy.stubtest uringloop --mypy-config-file pyproject.toml --allowlist tests/stubtest-allowlist.txt
@@ -88,4 +92,5 @@ liburing:
 	@pkg-config --exists 'liburing >= 2.3' 2>/dev/null || sh tools/install-liburing
 
 clean:
-	rm -rf build dist .venv *.egg-info uringloop/*.so uringloop/_core.c
+	rm -rf build dist .venv *.egg-info uringloop/*.so uringloop/_core.c .*_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

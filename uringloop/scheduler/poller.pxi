@@ -6,7 +6,7 @@
 #     EEXIST. Both are retried the other way round, and ENOENT drops the callbacks of the old owner.
 #   - EPOLLHUP and EPOLLERR are reported unasked; both sides are woken, as asyncio's selector does.
 #   - Regular files answer EPERM, which becomes PermissionError.
-#   - An interrupted wait may have let completions be posted (docs/kernel.md, "Task work"): the
+#   - An interrupted wait may have let completions be posted (docs/kernel.md): the
 #     caller looks at the ring after every wait.
 #
 # Two kinds of watchers, at most one per descriptor and direction: a Handle (a Python callback that

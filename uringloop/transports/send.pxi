@@ -6,7 +6,7 @@
 # At most one send is in flight per socket: two would interleave. It is MSG_WAITALL, so a short
 # result means an error or a cancellation, and sending the rest tells which. It carries at most
 # CHUNK_SIZE bytes: beyond that the kernel moves the request to a worker thread, where it cannot be
-# cancelled any more (docs/kernel.md, "Sends").
+# cancelled any more (docs/kernel.md).
 
 cdef enum:
     CHUNK_SIZE = 256 * 1024
