@@ -138,11 +138,16 @@ cdef class Receiver(Operation):
 
     cdef int request_ended(self, int32_t result) except -1:
         cdef Ring ring = self.transport.loop.ring
+        cdef unsigned grown = 0
         if result == -ENOBUFS:
             # The data waits in the socket. As many blocks as connections readable at once are
             # wanted, so each that finds none adds one; with no room left it goes without.
             ring.buffers_ran_dry += 1
-            if ring.buffers.grow(1) == 0:
+            try:
+                grown = ring.buffers.grow(1)
+            except MemoryError:
+                pass
+            if grown == 0:
                 self.large = True
         if result > 0 or result == -ENOBUFS or is_retry(result):
             # Not asked for when the completion queue was full, or a thread ended.
