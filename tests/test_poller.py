@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import tempfile
+import weakref
 
 import pytest
 from helpers import Recorder, connected, run_once, ticks, until
@@ -484,3 +485,12 @@ def test_readiness_shows_within_few_iterations(loop):
     loop.remove_reader(left)
     left.close()
     right.close()
+
+
+def test_a_file_that_is_refused_is_not_kept(loop):
+    with tempfile.TemporaryFile() as file:
+        reference = weakref.ref(file)
+        with pytest.raises(PermissionError):
+            loop.add_reader(file, print)
+    del file
+    assert reference() is None

@@ -480,3 +480,29 @@ loop.close()
 """)
     assert child.returncode == 0
     assert "Error" not in child.stderr and "Traceback" not in child.stderr, child.stderr
+
+
+def test_a_transport_finalized_before_its_loop(loop_kind):
+    """The collector may choose this order: nothing in flight may lose its memory."""
+    loop = make_loop(loop_kind)
+    transport, protocol, peer = loop.run_until_complete(connect(loop))
+    transport.write(bytes(8 << 20))
+    with pytest.warns(ResourceWarning, match="unclosed transport"):
+        transport.__del__()
+    peer.sendall(b"for nobody")
+
+    async def main():
+        while transport._sock is not None:
+            await asyncio.sleep(0)
+        received = set()
+        with contextlib.suppress(ConnectionError):
+            while data := peer.recv(1 << 18):
+                received |= set(data)
+        assert received <= {0}
+
+    peer.settimeout(20)
+    loop.run_until_complete(main())
+    assert protocol.lost_with == [] and not protocol.data
+    loop.close()
+    assert loop.stats().operations == 0
+    peer.close()

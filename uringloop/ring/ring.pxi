@@ -199,11 +199,6 @@ cdef class Ring:
             raise RingError(EOVERFLOW, "io_uring dropped completions")
         return 0
 
-    cdef inline bint quiet(self) noexcept:
-        """True when no completion is posted or waiting for a kernel entry."""
-        return (liburing.io_uring_cq_ready(&self.ring) == 0
-                and not liburing.taskrun_pending(&self.ring))
-
     cdef int finished(self, Operation operation) except -1:
         """The final completion of an operation was taken from the answer queue."""
         self.in_flight -= 1

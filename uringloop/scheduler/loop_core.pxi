@@ -196,13 +196,15 @@ cdef class LoopCore:
     def _add_reader(self, fd, callback, *args):
         self.check_open()
         handle = self.make_handle(callback, args, None)
-        self.poller.set_reader(self.remember_file(fd), handle)
+        self.poller.set_reader(descriptor_of(fd), handle)
+        self.remember_file(fd)
         return handle
 
     def _add_writer(self, fd, callback, *args):
         self.check_open()
         handle = self.make_handle(callback, args, None)
-        self.poller.set_writer(self.remember_file(fd), handle)
+        self.poller.set_writer(descriptor_of(fd), handle)
+        self.remember_file(fd)
         return handle
 
     def _remove_reader(self, fd):
@@ -222,11 +224,10 @@ cdef class LoopCore:
         return had
 
     cdef int remember_file(self, fd) except -1:
-        """The number of a descriptor or file object, which may be closed when it is removed."""
-        cdef int number = descriptor_of(fd)
+        """Know a watched file object again: it may be closed by the time it is removed."""
         if not isinstance(fd, int):
-            self.file_objects[number] = fd
-        return number
+            self.file_objects[descriptor_of(fd)] = fd
+        return 0
 
     cdef int forget_file(self, int number) except -1:
         if self.file_objects and 0 <= number < self.poller.capacity:

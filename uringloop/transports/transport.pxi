@@ -210,7 +210,14 @@ cdef class Transport(Flushable):
             if not self.finished:
                 self.loop.warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
         finally:
-            self.release()
+            # What is in flight holds the transport, so an operation is busy here only if the loop
+            # is garbage as well, or somebody calls this by hand: its last answer releases then.
+            self.finished = self.closing = True
+            self.lost = max(self.lost, 1)
+            self.stop_receiving()
+            self.drop_output()
+            if self.is_idle():
+                self.release()
             self.detach_server()
 
 
