@@ -6,7 +6,7 @@ A floor may use what stands above it on this page and nothing below; tests/test_
 """
 
 cimport cython
-from cpython.buffer cimport (PyBUF_FULL_RO, PyBUF_WRITABLE, PyBuffer_IsContiguous,
+from cpython.buffer cimport (PyBUF_FULL_RO, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_IsContiguous,
                              PyBuffer_Release, PyObject_GetBuffer)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.bytearray cimport (PyByteArray_AS_STRING, PyByteArray_GET_SIZE,
@@ -31,6 +31,7 @@ from posix.unistd cimport _SC_PAGESIZE, sysconf
 from posix.unistd cimport close as close_fd, read as read_fd, write as write_fd
 
 cimport uringloop.ring.liburing as liburing
+cimport uringloop.transports.awaitable as awaitable
 from uringloop.ring.liburing cimport ECANCELED, PY_SSIZE_T_MAX, accept4, set_errno
 from uringloop.ring.python cimport (
     PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit, PyErr_CheckSignals, PyMem_RawFree,
@@ -44,7 +45,9 @@ import os
 import socket
 import sys
 import warnings
-from asyncio import base_events, constants, format_helpers, futures, transports, trsock
+import weakref
+from asyncio import (base_events, constants, format_helpers, futures, selector_events, transports,
+                     trsock)
 from asyncio.log import logger as asyncio_logger
 
 # FLOOR 1: the kernel
@@ -69,3 +72,8 @@ include "transports/receive.pxi"
 include "transports/send.pxi"
 include "transports/stream.pxi"
 include "transports/listener.pxi"
+include "transports/stash.pxi"
+include "transports/sock_call.pxi"
+include "transports/read_ahead.pxi"
+include "transports/sock_queue.pxi"
+include "transports/sock.pxi"

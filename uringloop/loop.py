@@ -15,7 +15,7 @@ import ssl
 import sys
 import threading
 import weakref
-from asyncio import constants, events, sslproto
+from asyncio import base_events, constants, events, sslproto
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
@@ -59,7 +59,7 @@ class LoopStats:
     operations: int
 
 
-class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
+class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
     """An event loop on io_uring, or on epoll where that is refused.
 
     options: a LoopOptions; None means the defaults. URINGLOOP_BACKEND and URINGLOOP_OPTIONS
@@ -75,6 +75,7 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
         self._configure(chosen, reason, self._options)
         super().__init__(selector=_Descriptors(self))
         self._transports = _Transports(self)
+        self._set_up_sockets(self._transports.data, self._options.sock_readahead)
         self._listeners: dict[socket.socket, _core.Listener] = {}
         _loops.add(self)
 
@@ -127,6 +128,31 @@ class Loop(_core.LoopCore, asyncio.SelectorEventLoop):
         if self._csock is None:
             super()._make_self_pipe()
         super().add_signal_handler(sig, callback, *args)
+
+    # --- sockets without transports --------------------------------------------------------------
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        """Connect a non-blocking socket; OSError if that fails."""
+        if not _core.is_known_socket(sock):
+            return await super().sock_connect(sock, address)
+        base_events._check_ssl_socket(sock)
+        if self._debug and sock.gettimeout() != 0:
+            raise ValueError("the socket must be non-blocking")
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            resolved = await self._ensure_resolved(
+                address, family=sock.family, type=sock.type, proto=sock.proto, loop=self)
+            address = resolved[0][4]
+        delay = 0.001
+        while True:
+            try:
+                return sock.connect(address)
+            except (BlockingIOError, InterruptedError):
+                if sock.family != socket.AF_UNIX:
+                    return await self._sock_connected(sock, address)
+            # The listener's queue is full and the socket is not connecting (connect(2), EAGAIN):
+            # nothing will say when there is room.
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, 0.1)
 
     # --- transports and servers ----------------------------------------------------------------
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
+_TRUTH = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 BACKENDS = ("auto", "io_uring", "epoll")
 
 
@@ -22,6 +23,10 @@ class LoopOptions:
         readable at once.
     recv_buffer_size: bytes of one receive block, 64 to 65536. A message that fills a block moves
         its connection to the receive mode for large messages.
+    sock_readahead: the loop owns the read side of each stream socket given to sock_recv() or
+        sock_recv_into(): it goes on receiving between calls (up to 64 KiB are held), so that such
+        a socket must not be read from directly, duplicated or handed to another process. The
+        fastest way; off by default, and without effect on epoll.
 
     ValueError names a field that is out of range, TypeError one of the wrong type.
     """
@@ -30,6 +35,7 @@ class LoopOptions:
     ring_entries: int = 256
     recv_buffers: int = 1024
     recv_buffer_size: int = 16384
+    sock_readahead: bool = False
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -37,6 +43,9 @@ class LoopOptions:
         self._check("ring_entries", 2, 8192, power_of_two=True)
         self._check("recv_buffers", 4, 32768, power_of_two=True)
         self._check("recv_buffer_size", 64, 65536)
+        if not isinstance(self.sock_readahead, bool):
+            raise TypeError("sock_readahead must be a bool, "
+                            f"not {type(self.sock_readahead).__name__}")
 
     def _check(self, name: str, low: int, high: int, power_of_two: bool = False) -> None:
         value = getattr(self, name)
@@ -83,6 +92,11 @@ def _parse(name: str, value: str) -> Any:
                          f"there are {', '.join(known)}")
     if name == "backend":
         return value
+    if known[name] is bool:
+        if value.lower() in _TRUTH:
+            return _TRUTH[value.lower()]
+        raise ValueError(f"environment variable URINGLOOP_OPTIONS: {name} must be one of "
+                         f"{', '.join(_TRUTH)}, not {value!r}")
     try:
         return int(value)
     except ValueError:

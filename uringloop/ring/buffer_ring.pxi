@@ -11,6 +11,15 @@ cdef enum:
     BUFFER_GROUP = 0
 
 
+cdef bytes shrink(PyObject *block, Py_ssize_t size):
+    """The first bytes of a block that nobody else has; takes the reference over."""
+    if PyBytes_GET_SIZE(<object>block) != size:
+        _PyBytes_Resize(&block, size)       # on failure it frees the object itself
+    taken = <bytes>block
+    Py_DECREF(taken)
+    return taken
+
+
 # The collector must not clear it: only close() knows whether the kernel still writes here.
 @cython.internal
 @cython.final
@@ -113,11 +122,7 @@ cdef class BufferRing:
         PyList_SET_ITEM(self.blocks, block, fresh)
         self.give_back(block)
         self.handed_over += 1
-        if size != self.block_size:
-            _PyBytes_Resize(&message, size)     # on failure it frees the object itself
-        taken = <bytes>message
-        Py_DECREF(taken)
-        return taken
+        return shrink(message, size)
 
     cdef void close(self, bint leak) noexcept:
         """Take the group back; `leak` when the kernel may still write into the blocks."""

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <string.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -69,6 +70,16 @@ static inline void uringloop_prepare(struct io_uring_sqe *sqe, uint8_t opcode, i
 	sqe->addr = (uint64_t)(uintptr_t)address;
 	sqe->len = length;
 	sqe->user_data = user_data;
+}
+
+/* What poll32_events takes: the kernel reads its halves swapped on big-endian machines. */
+static inline uint32_t uringloop_poll_events(uint32_t events)
+{
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+	return events << 16 | events >> 16;
+#else
+	return events;
+#endif
 }
 
 /* True when completions wait as task work for the next kernel entry (COOP_TASKRUN). */

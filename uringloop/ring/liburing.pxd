@@ -14,6 +14,7 @@ cdef extern from "ring/compat.h" nogil:
         uint32_t msg_flags
         uint32_t accept_flags
         uint32_t cancel_flags
+        uint32_t poll32_events
         uint64_t user_data
         uint16_t buf_group
 
@@ -73,11 +74,13 @@ cdef extern from "ring/compat.h" nogil:
         IORING_SETUP_COOP_TASKRUN
         IORING_SETUP_TASKRUN_FLAG
         IORING_OP_SENDMSG
+        IORING_OP_POLL_ADD
         IORING_OP_ACCEPT
         IORING_OP_ASYNC_CANCEL
         IORING_OP_SEND
         IORING_OP_RECV
         IORING_RECV_MULTISHOT
+        IORING_RECVSEND_POLL_FIRST
         IORING_ACCEPT_MULTISHOT
         IORING_ASYNC_CANCEL_ALL
         IORING_ASYNC_CANCEL_ANY
@@ -112,6 +115,7 @@ cdef extern from "ring/compat.h" nogil:
     int64_t monotonic_ns "uringloop_monotonic_ns"()
     void prepare "uringloop_prepare"(io_uring_sqe *sqe, uint8_t opcode, int fd,
                                      const void *address, uint32_t length, uint64_t user_data)
+    uint32_t poll_events "uringloop_poll_events"(uint32_t events)
     bint taskrun_pending "uringloop_taskrun_pending"(const io_uring *ring)
     Py_ssize_t PY_SSIZE_T_MAX
     int ECANCELED
@@ -127,6 +131,8 @@ cdef extern from "ring/compat.h" nogil:
         epoll_data_t data
 
     enum:
+        POLLIN
+        POLLOUT
         EPOLL_CTL_ADD
         EPOLL_CTL_DEL
         EPOLL_CTL_MOD
@@ -175,6 +181,9 @@ cdef extern from "<sys/socket.h>" nogil:
         SHUT_WR
         MSG_NOSIGNAL
         MSG_WAITALL
+        MSG_DONTWAIT
+        SOL_SOCKET
+        SO_COOKIE
 
     int accept4(int fd, void *address, void *address_size, int flags)
     ssize_t send(int fd, const void *data, size_t length, int flags)
@@ -182,6 +191,7 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void *data, size_t length, int flags)
     int shutdown(int fd, int how)
     int socketpair(int domain, int kind, int protocol, int fds[2])
+    int getsockopt(int fd, int level, int option, void *value, unsigned *length)
     int setsockopt(int fd, int level, int option, const void *value, unsigned length)
 
 

@@ -182,3 +182,15 @@ cdef class AnswerQueue:
         answer[0] = self.answers[self.head]
         self.head += 1
         return True
+
+    cdef bint take(self, uint64_t user_data, Answer *answer) noexcept:
+        """Pop the first answer for one operation, out of its turn."""
+        cdef Py_ssize_t i
+        for i in range(self.head, self.tail):
+            if self.answers[i].user_data == user_data:
+                answer[0] = self.answers[i]
+                # What stays is an answer for nobody, and no completion that anybody counts.
+                self.answers[i].user_data = 0
+                self.answers[i].flags = READINESS
+                return True
+        return False

@@ -37,6 +37,7 @@ cdef bint _opcodes_known(liburing.io_uring *ring) noexcept:
         return False
     complete = (liburing.io_uring_opcode_supported(known, liburing.IORING_OP_SENDMSG)
                 and liburing.io_uring_opcode_supported(known, liburing.IORING_OP_ACCEPT)
+                and liburing.io_uring_opcode_supported(known, liburing.IORING_OP_POLL_ADD)
                 and liburing.io_uring_opcode_supported(known, liburing.IORING_OP_ASYNC_CANCEL)
                 and liburing.io_uring_opcode_supported(known, liburing.IORING_OP_SEND)
                 and liburing.io_uring_opcode_supported(known, liburing.IORING_OP_RECV))

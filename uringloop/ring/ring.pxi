@@ -146,6 +146,18 @@ cdef class Ring:
             raise RingError(-error, f"io_uring cannot cancel: {os.strerror(-error)}")
         return 0
 
+    cdef bint end_now(self, Operation operation, Answer *answer) except -1:
+        """Cancel a single-shot request and take its answer out of its turn.
+
+        Returns False when it has not come: it ends later, in its turn.
+        """
+        self.cancel_now(operation)
+        self.drain()
+        if not self.answers.take(operation.user_data, answer):
+            return False
+        self.finished(operation)
+        return True
+
     cdef int submit(self) except -1:
         """One io_uring_enter for everything queued, GIL held, without waiting."""
         cdef int submitted
@@ -198,6 +210,14 @@ cdef class Ring:
         if self.ring.cq.koverflow[0]:
             raise RingError(EOVERFLOW, "io_uring dropped completions")
         return 0
+
+    cdef bint ran_dry(self) except -1:
+        """A receive found no block: one more for the next. Returns whether there is one."""
+        self.buffers_ran_dry += 1
+        try:
+            return self.buffers.grow(1) > 0
+        except MemoryError:
+            return False
 
     cdef int finished(self, Operation operation) except -1:
         """The final completion of an operation was taken from the answer queue."""

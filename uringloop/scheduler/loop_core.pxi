@@ -19,8 +19,6 @@ cdef class Flushable:
     cdef bint is_dirty
 
     cdef int flush(self) except -1:
-        if self.dead:
-            self.refuse_dead()
         """Prepare SQEs, or make the system calls. May call protocols; may become dirty again."""
         raise NotImplementedError
 
@@ -268,7 +266,18 @@ cdef class LoopCore:
         self.dirty.append(item)
         return 0
 
+    cdef int before_submit(self) except -1:
+        """Prepare what names descriptors that the user may close: no user code runs until they are
+        submitted."""
+        return 0
+
+    cdef int before_wait(self) except -1:
+        """The loop is about to block: a callback may still be made ready."""
+        return 0
+
     cdef int flush(self) except -1:
+        if self.dead:
+            self.refuse_dead()      # a callback forked, and this is the child
         while PyList_GET_SIZE(self.dirty):
             try:
                 self.flush_items()
@@ -276,6 +285,7 @@ cdef class LoopCore:
                 raise
             except BaseException as exc:
                 self.report_io_error(exc)
+        self.before_submit()
         if self.ring is not None:
             if self.ring.buffers is not None:
                 self.ring.buffers.publish()
@@ -314,7 +324,8 @@ cdef class LoopCore:
                 return 0
         else:
             PyErr_CheckSignals()    # one that came during C code would wait for the next event
-            if self.ready.count:    # its handler asked for a callback
+            self.before_wait()
+            if self.ready.count:    # one of the two asked for a callback
                 timeout_ns = 0
         self.counters.polls += 1
         interrupted = self.poller.wait(timeout_ns)

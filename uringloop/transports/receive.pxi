@@ -35,6 +35,15 @@ cdef class Receiver(Operation):
     def __repr__(self):
         return repr(self.transport)
 
+    cdef int preload(self, list items) except -1:
+        """Hold what was received before there was a transport: bytes, maybe an OSError last."""
+        for item in items:
+            if isinstance(item, bytes):
+                self.hold(item)
+            else:
+                self.end = item
+        return 0
+
     cdef int start(self) except -1:
         """Deliver what is held, then receive."""
         self.wanted = True
@@ -137,18 +146,10 @@ cdef class Receiver(Operation):
         return 0
 
     cdef int request_ended(self, int32_t result) except -1:
-        cdef Ring ring = self.transport.loop.ring
-        cdef unsigned grown = 0
-        if result == -ENOBUFS:
-            # The data waits in the socket. As many blocks as connections readable at once are
-            # wanted, so each that finds none adds one; with no room left it goes without.
-            ring.buffers_ran_dry += 1
-            try:
-                grown = ring.buffers.grow(1)
-            except MemoryError:
-                pass
-            if grown == 0:
-                self.large = True
+        # The data waits in the socket. As many blocks as connections readable at once are wanted,
+        # so each that finds none adds one; with no room left it goes without.
+        if result == -ENOBUFS and not self.transport.loop.ring.ran_dry():
+            self.large = True
         if result > 0 or result == -ENOBUFS or is_retry(result):
             # Not asked for when the completion queue was full, or a thread ended.
             return self.arm()
@@ -255,9 +256,7 @@ cdef class Receiver(Operation):
             return 0
         if self.small_in_a_row or self.transport.feed is not None:
             # A block that stays hot; the message is copied out of it.
-            if loop.scratch is None:
-                loop.scratch = PyBytes_FromStringAndSize(NULL, READ_SIZE)
-            space = loop.scratch
+            space = scratch_of(loop)
         else:
             space = PyBytes_FromStringAndSize(NULL, READ_SIZE)
         size = liburing.recv(self.transport.fd, PyBytes_AS_STRING(space), READ_SIZE, 0)
@@ -272,10 +271,8 @@ cdef class Receiver(Operation):
         else:
             message = <PyObject *>space
             Py_INCREF(space)
-            space = None                # _PyBytes_Resize wants the only reference
-            _PyBytes_Resize(&message, size)
-            data = <object>message
-            Py_DECREF(data)
+            space = None                # shrink() wants the only reference
+            data = shrink(message, size)
         self.count_message(size)
         return self.transport.data_received(data)
 
@@ -356,3 +353,10 @@ cdef class Receiver(Operation):
         if self.wanted and not transport.closing and self.end is not None and not self.held:
             self.report_end()
         return 0
+
+
+cdef bytes scratch_of(LoopCore loop):
+    """The block of READ_SIZE bytes that small reads of all sockets go through, so it stays hot."""
+    if loop.scratch is None:
+        loop.scratch = PyBytes_FromStringAndSize(NULL, READ_SIZE)
+    return loop.scratch

@@ -409,7 +409,7 @@ cdef int set_no_delay(sock, int fd) except -1:
     return 0
 
 
-def make_stream_transport(LoopCore loop, sock, protocol, waiter=None, extra=None, server=None):
+def make_stream_transport(SockLoop loop, sock, protocol, waiter=None, extra=None, server=None):
     """Make a transport as asyncio does: connection_made, then reading, then the waiter, each in
     the next iteration."""
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport, _BY_THE_LOOP)
@@ -423,6 +423,7 @@ def make_stream_transport(LoopCore loop, sock, protocol, waiter=None, extra=None
     transport.set_protocol(protocol)
     transport.own(loop, sock, {} if extra is None else dict(extra), server)
     set_no_delay(sock, transport.fd)
+    receiver.preload(loop.take_received(transport.fd))
     loop.call_soon(protocol.connection_made, transport)
     loop.call_soon(transport._start_reading)
     if waiter is not None:

@@ -1,0 +1,139 @@
+# ReadAhead: a multishot receive that stays armed between the sock_recv() calls on one socket.
+#
+# Only with the option sock_readahead, which says that the loop owns the read side of every stream
+# socket that sock_recv() was called on: what arrives is held here, in order, for the next call (or
+# for a transport made of the socket). One SQE serves any number of calls.
+#
+# The socket object is referenced weakly: a request in flight must not keep it from being collected,
+# nor its peer from seeing the end when it is closed (SockLoop compares descriptors).
+
+cdef enum:
+    # More than this is not held: the receive is ended until calls have taken it.
+    HOLD_LIMIT = 65536
+
+
+@cython.internal
+@cython.final
+cdef class ReadAhead(Operation):
+    cdef SockLoop loop
+    cdef SocketQueue queue
+    cdef object sock            # weak
+    cdef int fd
+    cdef Py_ssize_t place       # in loop.read_aheads
+    cdef object held            # deque of bytes
+    cdef Py_ssize_t held_size
+    cdef object end             # None; EOFError for the end of the stream; or the OSError
+
+    def __repr__(self):
+        return f"<ReadAhead fd={self.fd} held={self.held_size}>"
+
+    cdef bint is_of(self, sock) except -1:
+        """Whether it is this socket that is read, and open."""
+        return sock is not None and self.sock() is sock and awaitable.socket_fd(sock) == self.fd
+
+    cdef bint serve(self, SocketCall call) except -1:
+        """Give a call what is held. Returns whether there was anything; raises a stream's error."""
+        cdef bytes data
+        cdef Py_ssize_t taken
+        if self.held:
+            data = self.held.popleft()
+            taken = call.take(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+            self.held_size -= taken
+            if taken < PyBytes_GET_SIZE(data):
+                self.held.appendleft(data[taken:])
+            elif not self.held and self.end is None and self.state == IDLE:
+                self.queue.request()
+            return True
+        if self.end is None:
+            return False
+        end, self.end = self.end, EOFError()
+        if not isinstance(end, EOFError):
+            raise end
+        call.take(NULL, 0)
+        return True
+
+    cdef int arm(self) except -1:
+        """Put the receive into the ring. Called right before the submit."""
+        cdef liburing.io_uring_sqe *sqe
+        if self.state != IDLE or self.end is not None or self.held_size >= HOLD_LIMIT:
+            return 0
+        sqe = self.loop.ring.start(self, liburing.IORING_OP_RECV, self.fd, NULL, 0)
+        sqe.flags = liburing.IOSQE_BUFFER_SELECT
+        sqe.ioprio = liburing.IORING_RECV_MULTISHOT
+        sqe.buf_group = BUFFER_GROUP
+        return 0
+
+    cdef int complete(self, int32_t result, uint32_t flags) except -1:
+        cdef SocketQueue queue = self.queue
+        cdef bint served = self.take_answer(result, flags)
+        if self.place < 0:              # ended by stop() before its last answer came
+            return self.leave()
+        if flags & liburing.IORING_CQE_F_MORE:
+            if self.held_size >= HOLD_LIMIT:
+                self.loop.ring.cancel(self)
+        elif result == -ENOBUFS and not self.loop.ring.ran_dry():
+            self.stop()                 # the pool is exhausted: recv(2) for this call
+            return queue.retry_head() if queue.head is not None else 0
+        else:
+            queue.request()
+        if served:
+            queue.head_done()
+        while queue.head is not None and queue.ahead is self and (
+                self.held or self.end is not None):
+            queue.retry_head()
+        return 0
+
+    cdef bint take_answer(self, int32_t result, uint32_t flags) except -1:
+        """Give what came to the call that waits, or hold it. Returns whether a call has it."""
+        cdef BufferRing buffers = self.loop.ring.buffers
+        cdef SocketCall call = self.queue.head if self.place >= 0 and not self.held else None
+        cdef unsigned block = flags >> liburing.IORING_CQE_BUFFER_SHIFT
+        cdef const char *content
+        cdef Py_ssize_t taken = 0
+        if result <= 0:
+            if result == 0:
+                self.end = EOFError()
+            elif result != -ENOBUFS and not is_retry(result):
+                self.end = os_error(-result)
+            return False
+        self.loop.counters.bytes_received += result
+        content = buffers.lend(block)
+        try:
+            if call is not None:
+                try:
+                    taken = call.take(content, result)
+                except BaseException as exc:    # a buffer that was writable when the call began
+                    call.error = exc
+            if taken < result:
+                self.held.append(PyBytes_FromStringAndSize(content + taken, result - taken))
+                self.held_size += result - taken
+        finally:
+            buffers.give_back(block)
+        return call is not None
+
+    cdef int stop(self) except -1:
+        """The socket is not read ahead any more; the stash has what was held."""
+        cdef Ring ring = self.loop.ring
+        cdef Answer answer
+        if self.place < 0:
+            return 0
+        self.loop.stops_reading_ahead(self)
+        self.queue.ahead = None
+        if self.state != IDLE:
+            ring.cancel_now(self)
+            ring.drain()
+            while self.state != IDLE and ring.answers.take(self.user_data, &answer):
+                if not answer.flags & liburing.IORING_CQE_F_MORE:
+                    ring.finished(self)
+                self.take_answer(answer.result, answer.flags)
+        return self.leave()
+
+    cdef int leave(self) except -1:
+        """Hand what is held to the stash."""
+        while self.held:
+            self.loop.stash.put(self.fd, self.held.popleft())
+        if isinstance(self.end, OSError):
+            self.loop.stash.put(self.fd, self.end)
+        self.held_size = 0
+        self.end = None
+        return 0

@@ -1,0 +1,411 @@
+# SocketCall: what loop.sock_recv() and the like return, one awaitable for one call.
+#
+# To a caller it is a coroutine: lazy, awaited once, to be given to create_task(). While it waits it
+# is also the future that its task waits for: it yields itself and calls the task back, so that
+# neither a Future nor a Handle is made for a call. A call is owned by whoever awaits it and, while
+# it waits, by its SocketQueue.
+#
+# States: new -> (waiting ->) ready -> finished, or cancelled. What was received for a call that
+# cannot take it any more goes to the loop's Stash.
+
+cdef enum CallKind:
+    RECV
+    RECV_INTO
+    RECVFROM
+    RECVFROM_INTO
+    ACCEPT
+    SENDALL
+    SENDTO
+    CONNECT
+
+
+cdef enum CallState:
+    NEW
+    WAITING
+    READY               # the result is there, and not fetched yet
+    FINISHED
+    CANCELLED
+
+
+_CALL_NAMES = ("sock_recv", "sock_recv_into", "sock_recvfrom", "sock_recvfrom_into", "sock_accept",
+               "sock_sendall", "sock_sendto", "sock_connect")
+_STATE_NAMES = ("new", "waiting", "ready", "finished", "cancelled")
+
+
+@cython.binding(False)
+@cython.freelist(256)
+@cython.final
+cdef class SocketCall:
+    cdef SockLoop loop
+    cdef SocketQueue queue      # while it waits
+    cdef object sock
+    cdef object argument        # the number of bytes, the buffer, the data, or the address
+    cdef object option          # the address of sendto, the number of bytes of recvfrom_into
+    cdef Py_ssize_t limit       # most bytes of one recv(2); 0 where the method is called
+    cdef Py_ssize_t sent
+    cdef object value, error
+    cdef object callback, context       # of the task that waits
+    cdef object cancel_message
+    cdef CallKind kind
+    cdef CallState state
+    cdef bint direct            # recv(2) and send(2) do: the socket's methods are not overridden
+    cdef bint blocking          # asyncio's mark of a future that is awaited
+
+    def __init__(self):
+        raise TypeError("socket calls are made by the event loop")
+
+    def __dealloc__(self):
+        # As the interpreter warns of its own coroutines.
+        if self.state == NEW and self.loop is not None:
+            self.loop.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning)
+
+    @property
+    def __name__(self):
+        return _CALL_NAMES[self.kind]
+
+    @property
+    def __qualname__(self):
+        return f"Loop.{_CALL_NAMES[self.kind]}"
+
+    def __repr__(self):
+        return f"<{self.__qualname__} {_STATE_NAMES[self.state]} {self.sock!r}>"
+
+    # --- the coroutine -----------------------------------------------------------------------
+
+    def __await__(self):
+        return self
+
+    def __next__(self):
+        # The slot itself is in awaitable.h; with this one, the class has it.
+        return self.send(None)
+
+    def send(self, argument):
+        """Go on: as of a coroutine."""
+        if not self.advance():
+            return self
+        value, self.value = self.value, None
+        raise StopIteration(value)
+
+    def throw(self, kind, value=None, traceback=None):
+        """Raise an exception where the call waits, which ends it: as of a coroutine."""
+        self.abandon()
+        if value is None:
+            value = kind() if isinstance(kind, type) else kind
+        elif not isinstance(value, BaseException):
+            value = kind(value)
+        if traceback is not None:
+            value = value.with_traceback(traceback)
+        raise value
+
+    def close(self):
+        """End the call: as of a coroutine."""
+        self.abandon()
+
+    cdef bint advance(self) except -1:
+        """Start, or fetch the result. Returns whether the call has ended."""
+        if self.state == NEW:
+            return self.begin()
+        if self.state == WAITING:
+            raise RuntimeError("await wasn't used with future")
+        if self.state != READY:
+            raise RuntimeError("cannot reuse already awaited coroutine")
+        self.state = FINISHED
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return True
+
+    cdef bint begin(self) except -1:
+        cdef SocketQueue queue
+        self.state = FINISHED       # unless it turns out that it has to wait
+        if type(self.sock) is not _SOCKET:
+            base_events._check_ssl_socket(self.sock)
+        if self.loop._debug and self.sock.gettimeout() != 0:
+            raise ValueError("the socket must be non-blocking")
+        queue = self.loop.queue_of(awaitable.socket_fd(self.sock), self.kind >= SENDALL)
+        if self.kind <= RECV_INTO:
+            self.limit = self.stream_limit()
+            if self.loop.reads_ahead and self.limit and queue is not None:
+                queue.read_ahead(self.sock)
+        if queue is None or queue.should_try(self):
+            if self.attempt(queue):
+                return True
+        if queue is None:
+            raise os_error(EBADF)
+        self.loop.check_not_owned(queue.fd)
+        self.state = WAITING
+        self.blocking = True
+        queue.add(self)
+        return False
+
+    cdef Py_ssize_t stream_limit(self) except -1:
+        """Most bytes of one recv(2); 0 where that would not do exactly what the method does."""
+        cdef Py_buffer view
+        if not self.direct or awaitable.socket_type(self.sock) != liburing.SOCK_STREAM:
+            return 0
+        if self.kind == RECV:
+            if type(self.argument) is not int or not 0 < self.argument <= PY_SSIZE_T_MAX:
+                return 0
+            return min(<Py_ssize_t>self.argument, READ_SIZE)
+        try:
+            PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
+        except (TypeError, BufferError):
+            return 0                    # the method will say it
+        PyBuffer_Release(&view)
+        return view.len
+
+    cdef int abandon(self) except -1:
+        """Nobody wants the result; what was received for it stays for the next call."""
+        cdef CallState state = self.state
+        self.state = FINISHED
+        if state == WAITING:
+            self.queue.remove(self)
+        elif state == READY:
+            self.keep_value()
+        self.callback = self.context = self.value = self.error = None
+        return 0
+
+    cdef int keep_value(self) except -1:
+        cdef int fd = awaitable.socket_fd(self.sock)
+        if self.value is None:
+            return 0
+        if self.kind == ACCEPT:
+            self.value[0].close()
+        elif self.kind == RECV:
+            self.loop.stash.put(fd, self.value)
+        elif self.kind == RECV_INTO:
+            with memoryview(self.argument).cast("B") as view:
+                self.loop.stash.put(fd, bytes(view[:self.value]))
+        return 0
+
+    # --- the future ----------------------------------------------------------------------------
+
+    @property
+    def _asyncio_future_blocking(self):
+        # None says that it is no future yet: create_task() takes it for the coroutine that it is.
+        return None if self.state == NEW else self.blocking
+
+    @_asyncio_future_blocking.setter
+    def _asyncio_future_blocking(self, bint blocking):
+        self.blocking = blocking
+
+    @property
+    def _loop(self):
+        return self.loop
+
+    def get_loop(self):
+        """The event loop."""
+        return self.loop
+
+    def add_done_callback(self, callback, *, context=None):
+        """Called by the task that awaits: there is only one."""
+        self.callback = callback
+        self.context = PyContext_CopyCurrent() if context is None else context
+
+    def done(self):
+        """Whether the call waits no longer."""
+        return self.state > WAITING
+
+    def cancelled(self):
+        """Whether the task that awaits it was cancelled."""
+        return self.state == CANCELLED
+
+    def result(self):
+        """Called by the task that is called back: the result itself is fetched by send()."""
+        if self.state == CANCELLED:
+            message, self.cancel_message = self.cancel_message, None
+            raise (asyncio.CancelledError() if message is None
+                   else asyncio.CancelledError(message))
+
+    def cancel(self, msg=None):
+        """End the waiting: what is received meanwhile stays for the next call on the socket."""
+        if self.state != WAITING:
+            return False
+        self.state = CANCELLED
+        self.cancel_message = msg
+        self.queue.remove(self)
+        self.call_back_later()
+        return True
+
+    cdef int call_back_later(self) except -1:
+        callback, context = self.callback, self.context
+        self.callback = self.context = None
+        if callback is not None:
+            self.loop.call_soon(callback, self, context=context)
+        return 0
+
+    cdef int call_back(self) except -1:
+        """The result is there: let the task fetch it, now."""
+        callback, context = self.callback, self.context
+        self.state = READY
+        self.callback = self.context = None
+        if callback is None:
+            return 0
+        context = enter_context(context)
+        try:
+            PyObject_CallOneArg(callback, self)
+        finally:
+            PyContext_Exit(context)
+        return 0
+
+    # --- what each kind does ---------------------------------------------------------------------
+
+    cdef bint attempt(self, SocketQueue queue) except -1:
+        """Try it without waiting. Returns whether it is done; raises what the system call raises.
+
+        Off the fast paths Python's own socket method is called, so that results and errors are
+        asyncio's.
+        """
+        if self.kind <= RECVFROM_INTO:
+            if self.loop.stash.count and self.take_from_stash():
+                return True
+            if queue is not None and queue.ahead is not None:
+                return queue.ahead.serve(self)
+        if self.kind == SENDALL and self.direct:
+            return self.send_rest()
+        if self.limit:
+            return self.receive(queue)
+        try:
+            self.value = self.call_method()
+        except (BlockingIOError, InterruptedError):
+            return False
+        return self.kind != SENDALL or self.count_sent()
+
+    cdef object call_method(self):
+        if self.kind == RECV:
+            return self.sock.recv(self.argument)
+        if self.kind == RECV_INTO:
+            return self.sock.recv_into(self.argument)
+        if self.kind == RECVFROM:
+            return self.sock.recvfrom(self.argument)
+        if self.kind == RECVFROM_INTO:
+            return self.sock.recvfrom_into(self.argument, self.option)
+        if self.kind == SENDALL:
+            return self.sock.send(memoryview(self.argument).cast("B")[self.sent:])
+        if self.kind == SENDTO:
+            return self.sock.sendto(self.argument, self.option)
+        if self.kind == ACCEPT:
+            connection, address = self.sock.accept()
+            connection.setblocking(False)
+            return connection, address
+        return check_connected(self.sock, self.argument)
+
+    cdef bint count_sent(self) except -1:
+        self.sent += self.value
+        self.value = None
+        return self.sent == memoryview(self.argument).nbytes
+
+    cdef bint send_rest(self) except -1:
+        cdef Py_buffer view
+        cdef ssize_t sent
+        cdef int error
+        cdef Py_ssize_t left
+        PyObject_GetBuffer(self.argument, &view, PyBUF_SIMPLE)
+        left = view.len - self.sent
+        sent = liburing.send(awaitable.socket_fd(self.sock), <char *>view.buf + self.sent, left,
+                             liburing.MSG_NOSIGNAL | liburing.MSG_DONTWAIT)
+        error = errno
+        PyBuffer_Release(&view)
+        if sent < 0:
+            if error == EAGAIN or error == EINTR:
+                return False
+            raise os_error(error)
+        self.sent += sent
+        return sent == left
+
+    cdef bint receive(self, SocketQueue queue) except -1:
+        """recv(2) for RECV and RECV_INTO on stream sockets."""
+        cdef Py_buffer view
+        cdef Py_ssize_t limit = self.limit
+        cdef ssize_t size
+        cdef int fd = awaitable.socket_fd(self.sock), error
+        cdef object space = None
+        cdef PyObject *block
+        if self.kind == RECV_INTO:
+            PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
+            limit = view.len
+            size = liburing.recv(fd, view.buf, limit, liburing.MSG_DONTWAIT)
+            error = errno
+            PyBuffer_Release(&view)
+        else:
+            # A block that stays hot, and a copy out of it; no copy where messages are large.
+            if queue is not None and queue.large:
+                space = PyBytes_FromStringAndSize(NULL, limit)
+            else:
+                space = scratch_of(self.loop)
+            size = liburing.recv(fd, PyBytes_AS_STRING(space), limit, liburing.MSG_DONTWAIT)
+            error = errno
+        if size < 0:
+            if error == EAGAIN or error == EINTR:
+                return False
+            raise os_error(error)
+        self.loop.counters.bytes_received += size
+        if queue is not None:
+            queue.learn(size, limit)
+        if space is None:
+            self.value = size
+        elif space is self.loop.scratch:
+            self.value = PyBytes_FromStringAndSize(PyBytes_AS_STRING(space), size)
+        else:
+            block = <PyObject *>space
+            Py_INCREF(space)
+            space = None                # shrink() wants the only reference
+            self.value = shrink(block, size)
+        return True
+
+    cdef Py_ssize_t room(self) except -1:
+        """The most bytes that an input call takes."""
+        cdef Py_buffer view
+        if self.kind == RECV or self.kind == RECVFROM:
+            return self.argument
+        PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
+        PyBuffer_Release(&view)
+        if self.kind == RECVFROM_INTO and self.option:
+            return min(view.len, <Py_ssize_t>self.option)
+        return view.len
+
+    cdef Py_ssize_t take(self, const char *content, Py_ssize_t size) except -1:
+        """Take what was received for this call, as its result. Returns for how much it has room."""
+        cdef Py_buffer view
+        size = min(size, self.room())
+        if self.kind == RECV or self.kind == RECVFROM:
+            self.value = PyBytes_FromStringAndSize(content, size)
+        else:
+            PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
+            size = min(size, view.len)
+            memcpy(view.buf, content, size)
+            PyBuffer_Release(&view)
+            self.value = size
+        if self.kind == RECVFROM or self.kind == RECVFROM_INTO:
+            self.value = (self.value, None)     # of a stream: nobody is named
+        return size
+
+    cdef bint take_from_stash(self) except -1:
+        """What was received for an earlier call on this socket comes first."""
+        cdef bytes data = self.loop.stash.take(awaitable.socket_fd(self.sock), self.room())
+        if data is None:
+            return False
+        self.take(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        return True
+
+
+cdef object check_connected(sock, address):
+    """What asyncio does when a connect(2) that had to wait has ended."""
+    error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, f"Connect call failed {address}")
+
+
+cdef int advance_call(PyObject *call, PyObject **value) except -1:
+    """SocketCall.advance() for awaitable.h: 0 to wait, 1 with a new reference to the result."""
+    cdef SocketCall self = <SocketCall>call
+    if not self.advance():
+        return 0
+    result = self.value
+    self.value = None
+    Py_INCREF(result)
+    value[0] = <PyObject *>result
+    return 1
+
+
+awaitable.make_awaitable(<PyObject *>SocketCall, advance_call)

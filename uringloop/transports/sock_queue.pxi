@@ -1,0 +1,327 @@
+# SocketQueue: the calls that wait on one side of one descriptor, first in first out.
+#
+# Only the call at the head has a request in flight, and only while it waits: between calls nothing
+# of a socket is ours, so that it may be read from directly, duplicated, detached or handed on.
+# (With the option sock_readahead the read side is ours: read_ahead.pxi.) On the ring the request
+# is a receive bounded by what the call asked for, the send of a small message, or else a poll; on
+# epoll it is readiness. A poll consumes nothing: the call is tried again.
+#
+# A request in flight holds the file, so a socket that is closed under a waiting call would stay
+# open for its peer. Before the loop submits and before it blocks the queues compare descriptors.
+
+cdef enum RequestKind:
+    POLL                # answered by the ring, as READINESS is by the poller
+    READINESS_WATCH
+    RECEIVE
+    SEND
+
+
+@cython.internal
+@cython.final
+cdef class SocketQueue(Operation):
+    cdef SockLoop loop
+    cdef int fd
+    cdef bint is_output
+    cdef SocketCall head
+    cdef object followers       # deque of SocketCall, or None
+    cdef Py_ssize_t place       # in loop.busy_queues; -1: no call waits
+    cdef bint must_arm
+    cdef RequestKind request_kind       # of what is in flight
+    cdef bint orphaned          # ... and could not be ended when its call was
+    cdef bytes sending          # what a SEND in flight refers to
+    cdef ReadAhead ahead        # None unless the option is on
+    cdef bint drained           # the last receive left nothing in the socket
+    cdef bint large             # the last receive filled a block
+
+    def __repr__(self):
+        return f"<SocketQueue fd={self.fd} {self.head!r}>"
+
+    # --- calls ---------------------------------------------------------------------------------
+
+    cdef bint should_try(self, SocketCall call) except -1:
+        """Whether a new call is tried at once: not before those that wait; not where a look at the
+        socket would most likely be in vain; not if its send can leave together with others."""
+        if self.head is not None or call.kind == CONNECT:
+            return False
+        if self.ahead is not None:
+            return True
+        if call.kind == SENDALL:
+            return not self.can_batch(call)
+        return not (self.drained and call.limit)
+
+    cdef bint can_batch(self, SocketCall call) except -1:
+        return (self.loop.ring is not None and call.direct and type(call.argument) is bytes
+                and 0 < PyBytes_GET_SIZE(call.argument) < SEND_NOW_SIZE and call.sent == 0)
+
+    cdef int read_ahead(self, sock) except -1:
+        """Keep a receive armed on the socket (the option sock_readahead)."""
+        cdef ReadAhead ahead
+        if self.ahead is not None:
+            if self.ahead.is_of(sock):
+                return 0
+            self.ahead.stop()
+        if self.loop.ring is None:
+            return 0
+        ahead = ReadAhead.__new__(ReadAhead)
+        ahead.loop = self.loop
+        ahead.queue = self
+        ahead.fd = self.fd
+        ahead.sock = weakref.ref(sock)
+        ahead.held = collections.deque()
+        self.loop.starts_reading_ahead(ahead)
+        self.ahead = ahead
+        return self.request()
+
+    cdef int learn(self, Py_ssize_t size, Py_ssize_t limit) except -1:
+        """Remember how much a receive found."""
+        self.drained = size < limit
+        self.large = size >= self.loop.recv_buffer_size
+        return 0
+
+    cdef int add(self, SocketCall call) except -1:
+        if self.head is not None and awaitable.socket_fd(self.head.sock) != self.fd:
+            self.fail_closed()          # the number is another socket's now
+        call.queue = self
+        if self.head is None:
+            self.head = call
+            self.loop.queue_is_busy(self)
+            return self.request()
+        if self.followers is None:
+            self.followers = collections.deque()
+        self.followers.append(call)
+        return 0
+
+    cdef int remove(self, SocketCall call) except -1:
+        """The call waits no longer; what was received for it is stashed."""
+        call.queue = None
+        if call is not self.head:
+            self.followers.remove(call)
+            return 0
+        self.halt()
+        return self.next()
+
+    cdef int next(self) except -1:
+        """The head has ended: the call behind it takes its place."""
+        cdef SocketCall call
+        self.head.queue = None
+        self.head = None
+        while self.followers:
+            call = self.followers.popleft()
+            if call.kind <= RECVFROM_INTO and self.loop.stash.count and call.take_from_stash():
+                call.queue = None
+                call.state = READY
+                call.call_back_later()
+                continue
+            self.head = call
+            return self.request()
+        return self.loop.queue_is_idle(self)
+
+    cdef int fail_closed(self) except -1:
+        """The sockets of some calls were closed under them (asyncio's would wait for ever)."""
+        cdef SocketCall call
+        cdef list calls = [self.head, *(self.followers or ())]
+        if self.ahead is not None:
+            self.ahead.stop()
+        self.halt()
+        self.head.queue = None
+        self.head = self.followers = None
+        for call in calls:
+            if awaitable.socket_fd(call.sock) == self.fd:
+                if self.head is None:
+                    self.head = call
+                else:
+                    if self.followers is None:
+                        self.followers = collections.deque()
+                    self.followers.append(call)
+            else:
+                call.queue = None
+                call.state = READY
+                call.error = os_error(EBADF, f"socket closed while {call.__name__}() was waiting")
+                call.call_back_later()
+        if self.head is None:
+            return self.loop.queue_is_idle(self)
+        return self.request()
+
+    cdef int retry_head(self) except -1:
+        """The socket may be ready: try the call again."""
+        cdef SocketCall call = self.head
+        cdef bint done
+        try:
+            done = call.attempt(self)
+        except (SystemExit, KeyboardInterrupt):
+            self.request()
+            raise
+        except BaseException as exc:
+            call.error = exc
+            done = True
+        if not done:
+            return self.request()
+        return self.head_done()
+
+    cdef int head_done(self) except -1:
+        cdef SocketCall call = self.head
+        self.next()
+        return call.call_back()
+
+    # --- the request in flight -----------------------------------------------------------------
+
+    cdef int request(self) except -1:
+        """Have a request made before the loop submits."""
+        if not self.must_arm:
+            self.must_arm = True
+            self.loop.unarmed_queues.append(self)
+        return 0
+
+    cdef int arm(self) except -1:
+        """Make the request for the head. Called right before the submit."""
+        self.must_arm = False
+        if self.ahead is not None:
+            if self.ahead.is_of(self.ahead.sock()):
+                return self.ahead.arm()
+            self.ahead.stop()
+        if self.head is None or self.state != IDLE:
+            return 0
+        if awaitable.socket_fd(self.head.sock) != self.fd:
+            return self.fail_closed()
+        if self.loop.ring is None:
+            return self.watch()
+        if self.head.limit and not self.large:
+            return self.prepare_receive()
+        if self.head.kind == SENDALL and self.can_batch(self.head):
+            return self.prepare_send()
+        return self.prepare_poll()
+
+    cdef int watch(self) except -1:
+        self.request_kind = READINESS_WATCH
+        try:
+            if self.is_output:
+                self.loop.poller.watch_output(self.fd, self)
+            else:
+                self.loop.poller.watch_input(self.fd, self)
+        except OSError as exc:
+            self.head.error = exc
+            self.head.state = READY
+            self.head.call_back_later()
+            self.next()
+        return 0
+
+    cdef int prepare_receive(self) except -1:
+        cdef liburing.io_uring_sqe *sqe = self.loop.ring.start(
+            self, liburing.IORING_OP_RECV, self.fd, NULL,
+            <uint32_t>min(self.head.limit, self.loop.recv_buffer_size))
+        sqe.flags = liburing.IOSQE_BUFFER_SELECT
+        sqe.buf_group = BUFFER_GROUP
+        self.request_kind = RECEIVE
+        return 0
+
+    cdef int prepare_send(self) except -1:
+        cdef liburing.io_uring_sqe *sqe
+        self.sending = self.head.argument
+        sqe = self.loop.ring.start(
+            self, liburing.IORING_OP_SEND, self.fd, PyBytes_AS_STRING(self.sending),
+            <uint32_t>PyBytes_GET_SIZE(self.sending))
+        sqe.msg_flags = liburing.MSG_WAITALL | liburing.MSG_NOSIGNAL
+        self.request_kind = SEND
+        return 0
+
+    cdef int prepare_poll(self) except -1:
+        cdef liburing.io_uring_sqe *sqe = self.loop.ring.start(
+            self, liburing.IORING_OP_POLL_ADD, self.fd, NULL, 0)
+        sqe.poll32_events = liburing.poll_events(
+            liburing.POLLOUT if self.is_output else liburing.POLLIN)
+        self.request_kind = POLL
+        return 0
+
+    cdef int halt(self) except -1:
+        """End the request in flight before returning; the socket may be closed then."""
+        cdef Answer answer
+        if self.state == IDLE:
+            return 0
+        if self.request_kind == READINESS_WATCH:
+            return self.stop_watching()
+        if not self.loop.ring.end_now(self, &answer):
+            self.orphaned = True
+            return 0
+        return self.keep(answer.result, answer.flags)
+
+    cdef int stop_watching(self) except -1:
+        if self.is_output:
+            return self.loop.poller.unwatch_output(self.fd, self)
+        return self.loop.poller.unwatch_input(self.fd, self)
+
+    cdef int complete(self, int32_t result, uint32_t flags) except -1:
+        if self.request_kind == READINESS_WATCH:
+            self.stop_watching()
+        elif self.orphaned:
+            self.orphaned = False
+            self.keep(result, flags)
+        elif is_retry(result):
+            self.sending = None
+            return self.request()
+        elif self.request_kind == RECEIVE:
+            return self.received(result, flags)
+        elif self.request_kind == SEND:
+            return self.sent(result)
+        return self.retry_head() if self.head is not None else 0
+
+    cdef int sent(self, int32_t result) except -1:
+        cdef SocketCall call = self.head
+        self.sending = None
+        if result < 0:
+            call.error = os_error(-result)
+            return self.head_done()
+        call.sent += result
+        if call.sent < PyBytes_GET_SIZE(call.argument):
+            return self.retry_head()    # the rest tells why
+        return self.head_done()
+
+    cdef int received(self, int32_t result, uint32_t flags) except -1:
+        if result > 0:
+            return self.deliver(flags >> liburing.IORING_CQE_BUFFER_SHIFT, result)
+        if result == -ENOBUFS:
+            # The data waits in the socket: one more block for the next time, and recv(2) now.
+            self.loop.ring.ran_dry()
+            return self.retry_head()
+        if result == 0:
+            self.head.take(NULL, 0)
+        else:
+            self.head.error = os_error(-result)
+        self.drained = False
+        return self.head_done()
+
+    cdef int deliver(self, unsigned block, int32_t size) except -1:
+        cdef BufferRing buffers = self.loop.ring.buffers
+        cdef SocketCall call = self.head
+        cdef Py_ssize_t taken = 0
+        cdef const char *content = buffers.lend(block)
+        self.loop.counters.bytes_received += size
+        self.learn(size, min(call.limit, buffers.block_size))
+        try:
+            try:
+                taken = call.take(content, size)
+            except BaseException as exc:    # a buffer that was writable when the call began
+                call.error = exc
+            if taken < size:
+                self.loop.stash.put(self.fd, PyBytes_FromStringAndSize(
+                    content + taken, size - taken))
+        finally:
+            buffers.give_back(block)
+        return self.head_done()
+
+    cdef int keep(self, int32_t result, uint32_t flags) except -1:
+        """The request won the race against its end: the next call gets what it brought."""
+        cdef BufferRing buffers = self.loop.ring.buffers
+        cdef unsigned block = flags >> liburing.IORING_CQE_BUFFER_SHIFT
+        self.sending = None
+        if self.request_kind != RECEIVE:
+            return 0
+        if result > 0:
+            buffers.lend(block)
+            self.loop.stash.put(self.fd, buffers.copy(block, result))
+        elif result < 0 and result != -ENOBUFS and not is_retry(result):
+            self.loop.stash.put(self.fd, os_error(-result))
+        return 0
+
+    cdef int discard(self, int32_t result, uint32_t flags) except -1:
+        self.sending = None
+        return 0
