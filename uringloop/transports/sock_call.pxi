@@ -117,6 +117,8 @@ cdef class SocketCall:
 
     cdef bint begin(self) except -1:
         cdef SocketQueue queue
+        if self.loop is None:
+            raise TypeError("socket calls are made by the event loop")
         self.state = FINISHED       # unless it turns out that it has to wait
         if type(self.sock) is not _SOCKET:
             base_events._check_ssl_socket(self.sock)

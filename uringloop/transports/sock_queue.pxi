@@ -43,10 +43,10 @@ cdef class SocketQueue(Operation):
         socket would most likely be in vain; not if its send can leave together with others."""
         if self.head is not None or call.kind == CONNECT:
             return False
-        if self.ahead is not None:
-            return True
         if call.kind == SENDALL:
             return not self.can_batch(call)
+        if self.ahead is not None or self.loop.stash.count:
+            return True
         return not (self.drained and call.limit)
 
     cdef bint can_batch(self, SocketCall call) except -1:
