@@ -67,6 +67,7 @@ include "scheduler/loop_core.pxi"
 # FLOOR 3: bytes for protocols
 include "transports/transport.pxi"
 include "transports/flow_control.pxi"
+include "transports/timeouts.pxi"
 include "transports/stream_reader.pxi"
 include "transports/receive.pxi"
 include "transports/send.pxi"

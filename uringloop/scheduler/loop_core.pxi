@@ -23,6 +23,13 @@ cdef class Flushable:
         raise NotImplementedError
 
 
+@cython.internal
+cdef class Touchable:
+    """What has to know when it was last touched, to the tick and never too early."""
+    cdef int64_t touched_ns     # 0 from touch() until the next tick reads the clock
+    cdef Touchable next_touched
+
+
 cdef class LoopCore:
     cdef ReadyQueue ready
     cdef TimerHeap timers
@@ -31,6 +38,7 @@ cdef class LoopCore:
     cdef Poller poller
     cdef Ring ring
     cdef Counters counters
+    cdef Touchable touched      # in this tick: the first of a chain
     cdef list dirty
     cdef Py_ssize_t dirty_head
     cdef int64_t last_poll_ns
@@ -315,6 +323,8 @@ cdef class LoopCore:
                 or PyList_GET_SIZE(self.dirty) > 0
                 or (self.ring is not None and self.ring.has_unsubmitted()))
         now = liburing.monotonic_ns()
+        if self.touched is not None:
+            self.stamp_touched(now)
         if busy:
             timeout_ns = 0
         elif self.timers.count:
@@ -334,6 +344,15 @@ cdef class LoopCore:
             self.ring.drain()
         if interrupted:
             PyErr_CheckSignals()
+        return 0
+
+    cdef int stamp_touched(self, int64_t now) except -1:
+        """The tick is over in which they were touched."""
+        cdef Touchable item
+        while self.touched is not None:
+            item = self.touched
+            self.touched, item.next_touched = item.next_touched, None
+            item.touched_ns = now
         return 0
 
     cdef inline bint must_poll(self, int64_t now) noexcept:
@@ -520,6 +539,7 @@ cdef class LoopCore:
                 self.ring.close()
         finally:
             self.poller.close()
+            self.stamp_touched(liburing.monotonic_ns())
             self.dirty.clear()
             self.ready.clear()
             self.timers.clear()
@@ -534,6 +554,14 @@ cdef class LoopCore:
             self.poller.abandon()
         else:
             self.poller.reopen()
+
+
+cdef inline void touch(LoopCore loop, Touchable item) noexcept:
+    """Note that something happened, without reading the clock."""
+    if item.touched_ns:
+        item.touched_ns = 0
+        item.next_touched = loop.touched
+        loop.touched = item
 
 
 cdef int descriptor_or_none(fd) except -2:

@@ -31,6 +31,7 @@ cdef class Receiver(Operation):
     cdef int small_in_a_row
     cdef object held            # deque of bytes, or None
     cdef object end             # None; EOFError for end of file; or the OSError
+    cdef InactivityTimer timer  # None without a timeout
 
     def __repr__(self):
         return repr(self.transport)
@@ -48,6 +49,8 @@ cdef class Receiver(Operation):
         """Deliver what is held, then receive."""
         self.wanted = True
         self.context = PyContext_CopyCurrent()
+        if self.timer is not None:
+            self.timer.start()
         if self.held or self.end is not None:
             self.schedule_delivery()
         else:
@@ -62,9 +65,18 @@ cdef class Receiver(Operation):
 
     cdef int stop(self) except -1:
         """The connection is closing: nothing will be delivered any more."""
+        self.set_timer(None)
         self.pause()
         self.held = None
         self.end = None
+        return 0
+
+    cdef int set_timer(self, InactivityTimer timer) except -1:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = timer
+        if timer is not None and self.wanted:
+            timer.start()
         return 0
 
     cdef int halt(self) except -1:
@@ -103,6 +115,8 @@ cdef class Receiver(Operation):
         return 0
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
+        if self.timer is not None and (result > 0 or flags == READINESS):
+            touch(self.timer.loop, self.timer)
         context = enter_context(self.context)
         try:
             return self.take_answer(result, flags)
@@ -327,6 +341,8 @@ cdef class Receiver(Operation):
         self.delivery_scheduled = False
         if self.transport is None:
             return
+        if self.timer is not None and self.held:
+            touch(self.timer.loop, self.timer)
         context = enter_context(self.context)
         try:
             self.deliver_held()

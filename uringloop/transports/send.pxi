@@ -6,7 +6,8 @@
 # At most one send is in flight per socket: two would interleave. It is MSG_WAITALL, so a short
 # result means an error or a cancellation, and sending the rest tells which. It carries at most
 # CHUNK_SIZE bytes: beyond that the kernel moves the request to a worker thread, where it cannot be
-# cancelled any more (docs/kernel.md).
+# cancelled any more (docs/kernel.md). With a write timeout it is not MSG_WAITALL: every bit of
+# progress has to be seen.
 
 cdef enum:
     CHUNK_SIZE = 256 * 1024
@@ -28,6 +29,7 @@ cdef class Sender(Operation):
     cdef Py_ssize_t offset      # bytes of chunks[first] that are sent
     cdef Py_ssize_t size        # bytes in all that are not sent
     cdef bint watching          # the last request was made to the poller, not to the ring
+    cdef InactivityTimer timer  # None without a timeout
     cdef bint dropped           # what is in flight belongs to a connection that was aborted
     cdef liburing.msghdr message
     cdef liburing.iovec *vectors
@@ -43,6 +45,8 @@ cdef class Sender(Operation):
         return repr(self.transport)
 
     cdef inline int append(self, bytes chunk) except -1:
+        if self.timer is not None and not self.size:
+            self.timer.start()
         self.chunks.append(chunk)
         self.size += PyBytes_GET_SIZE(chunk)
         return 0
@@ -78,6 +82,8 @@ cdef class Sender(Operation):
         """The kernel has taken that many bytes: drop their chunks."""
         cdef Py_ssize_t left
         self.size -= sent
+        if self.timer is not None and sent and self.size:
+            touch(self.timer.loop, self.timer)
         self.transport.loop.counters.bytes_sent += sent
         while sent:
             left = PyBytes_GET_SIZE(<object>PyList_GET_ITEM(self.chunks, self.first)) - self.offset
@@ -146,7 +152,9 @@ cdef class Sender(Operation):
         else:
             sqe = loop.ring.start(self, liburing.IORING_OP_SENDMSG, self.transport.fd,
                                   &self.message, 1)
-        sqe.msg_flags = liburing.MSG_WAITALL | liburing.MSG_NOSIGNAL
+        sqe.msg_flags = liburing.MSG_NOSIGNAL
+        if self.timer is None:
+            sqe.msg_flags |= liburing.MSG_WAITALL
         return 0
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
@@ -180,6 +188,17 @@ cdef class Sender(Operation):
         return self.transport.fatal_error(
             os_error(error), "Fatal write error on socket transport")
 
+    cdef int set_timer(self, InactivityTimer timer) except -1:
+        if self.timer is not None:
+            self.timer.cancel()
+        elif timer is not None and self.state == SUBMITTED and not self.watching:
+            # Made again, without MSG_WAITALL: how far it has come is told by its answer only.
+            self.transport.loop.ring.cancel(self)
+        self.timer = timer
+        if timer is not None and self.size:
+            timer.start()
+        return 0
+
     cdef int stop_watching(self) except -1:
         if self.watching:
             self.transport.loop.poller.unwatch_output(self.transport.fd, self)
@@ -187,6 +206,7 @@ cdef class Sender(Operation):
 
     cdef int drop(self) except -1:
         """The connection was aborted: send nothing more. What is in flight keeps its memory."""
+        self.set_timer(None)
         self.stop_watching()
         self.size = 0
         if self.state == IDLE:

@@ -79,6 +79,16 @@ cdef class StreamTransport(FlowControlTransport):
         if self.loop._debug:
             asyncio_logger.debug("%r resumes reading", self)
 
+    def set_read_timeout(self, seconds):
+        """Abort with TimeoutError when no data comes for so long while reading; None: never.
+
+        A read_timed_out() of the protocol is called instead; the connection is kept, for another
+        period, if it returns true. TypeError, or ValueError unless positive and finite.
+        """
+        timer = make_inactivity_timer(self, seconds, True)
+        if not self.closing:
+            self.receiver.set_timer(timer)
+
     cdef int stop_receiving(self) except -1:
         return self.receiver.stop()
 
@@ -302,6 +312,16 @@ cdef class StreamTransport(FlowControlTransport):
             self.shut_down()
         return 0
 
+    def set_write_timeout(self, seconds):
+        """Abort with TimeoutError when output waits and none leaves for so long; None: never.
+
+        A write_timed_out() of the protocol is called instead; the connection is kept, for another
+        period, if it returns true. TypeError, or ValueError unless positive and finite.
+        """
+        timer = make_inactivity_timer(self, seconds, False)
+        if not self.lost:
+            self.sender.set_timer(timer)
+
     def write_eof(self):
         """Close the writing side once everything is sent; reading goes on."""
         if self.closing or self.eof_written:
@@ -374,6 +394,7 @@ cdef class StreamTransport(FlowControlTransport):
 
     def _call_connection_lost(self, exc):
         waiter = self.empty_waiter
+        self.sender.set_timer(None)
         Transport._call_connection_lost(self, exc)
         if waiter is not None and not waiter.done():
             waiter.set_exception(ConnectionError("Connection is closed by peer"))
