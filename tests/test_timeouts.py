@@ -225,7 +225,25 @@ async def test_what_came_while_the_loop_was_busy_counts(loop, size):
         assert len(protocol.data) == 6 * size + 1
 
 
-async def test_what_came_between_two_runs_of_the_loop_counts(loop):
+async def test_the_deadline_is_a_period_after_the_last_data(loop):
+    class Noting(Receiving):
+        def data_received(self, data):
+            super().data_received(data)
+            loop.call_soon(lambda: noted.append(loop.time()))
+
+    noted, deadlines = [], []
+    async with connected(Noting) as (transport, protocol, peer):
+        transport.set_read_timeout(SHORT)
+        peer.sendall(b"x")
+        # After the timer's own turn, which is the one made first.
+        first, = timers(loop)
+        loop.call_at(first.when(), lambda: deadlines.append(timers(loop)[0].when()))
+        await until(lambda: noted and deadlines)
+        assert deadlines[0] + RESOLUTION >= protocol.received_at + SHORT
+        assert deadlines[0] - RESOLUTION <= noted[0] + SHORT
+
+
+async def test_what_came_while_another_callback_ran_counts(loop):
     async with connected(Receiving) as (transport, protocol, peer):
         transport.set_read_timeout(SHORT)
         await ticks()
@@ -430,6 +448,16 @@ async def test_no_byte_is_lost_or_doubled_by_setting_it(loop, small):
     assert timers(loop) == []
 
 
+async def test_writing_more_is_no_progress(loop):
+    async with connected(Receiving) as (transport, protocol, _):
+        transport.set_write_timeout(SHORT)
+        since = loop.time()
+        transport.write(PLENTY)
+        with stepping(loop, transport.write, b"more"):
+            await protocol.lost()
+        assert_timed_out(protocol, NOT_SENT, since)
+
+
 @pytest.mark.parametrize("ending", ["close", "write_eof"])
 async def test_it_holds_while_the_end_waits_for_output(loop, ending):
     async with connected(Receiving) as (transport, protocol, _):
@@ -581,6 +609,29 @@ def test_an_interrupt_leaves_the_loop_and_it_is_asked_again(loop, direction, exc
     loop.run_until_complete(task)
     assert isinstance(protocol.lost_with[0], TimeoutError)
     assert len(protocol.asked_at) == 3
+    peer.close()
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_after_a_new_period_began_leaves_one_timer(loop, exception):
+    def interrupt(self):
+        self.transport.pause_reading()
+        self.transport.resume_reading()
+        raise exception
+
+    async def begin():
+        ours, peer = make_pair()
+        transport, protocol = await loop.create_connection(asked(interrupt), sock=ours)
+        transport.set_read_timeout(SHORT)
+        return transport, protocol, peer
+
+    transport, protocol, peer = loop.run_until_complete(begin())
+    with pytest.raises(exception):
+        loop.run_forever()
+    assert len(timers(loop)) == 1
+    transport.close()
+    assert timers(loop) == []
+    loop.run_until_complete(protocol.lost())
     peer.close()
 
 
@@ -981,9 +1032,15 @@ async def test_a_timer_keeps_no_transport(loop, in_a_cycle):
     ours, peer = make_pair()
     transport, protocol = await loop.create_connection(Receiving, sock=ours)
     await ticks()
-    transport.set_read_timeout(LONG)
-    transport.set_write_timeout(LONG)
-    transport.write(b"x")
+    variable = contextvars.ContextVar("variable")
+
+    def begin():
+        variable.set(transport)
+        transport.set_read_timeout(LONG)
+        transport.set_write_timeout(LONG)
+        transport.write(b"x")
+
+    contextvars.copy_context().run(begin)
     await until(lambda: transport.get_write_buffer_size() == 0)
     transport.pause_reading()
     await ticks()

@@ -7,7 +7,8 @@
 # sends on its own is not seen here.
 #
 # Owner: the Receiver or the Sender. The heap's handle reaches the transport by a weak reference
-# only, so that one which nobody holds is finalized, with its warning, and takes its timer along.
+# only, and holds no context that might lead there: a transport which nobody else holds is
+# finalized, with its warning, and takes its timer along.
 #
 # Activity costs a mark (LoopCore: touch), and neither a clock nor the heap: the handle stays where
 # it is, and when it fires it goes back for what is left of the period since the last activity. The
@@ -26,7 +27,6 @@ cdef enum:
 cdef class InactivityTimer(Touchable):
     cdef LoopCore loop
     cdef object reference       # to the transport, weak
-    cdef object context         # of who set it: for callbacks before reading has begun
     cdef TimerHandle handle     # in the heap or about to run; None while there is nothing to time
     cdef double seconds
     cdef int64_t period_ns      # 0 once it is cancelled
@@ -37,14 +37,13 @@ cdef class InactivityTimer(Touchable):
         """A new period begins: so does reading, or output that has to wait."""
         touch(self.loop, self)
         if self.handle is None:
-            self.arm(liburing.monotonic_ns() + self.period_ns)
+            return self.arm(liburing.monotonic_ns() + self.period_ns)
         return 0
 
     cdef int arm(self, int64_t deadline_ns) except -1:
-        if self.period_ns:
-            # A copy, because the callback may run a nested loop in which the next one fires.
+        if self.period_ns and self.handle is None:
             self.handle = self.loop.make_timer(
-                <double>deadline_ns / 1e9, self._ran_out, (), self.context.copy())
+                <double>deadline_ns / 1e9, self._ran_out, (), PyContext_New())
         return 0
 
     cdef int cancel(self) except -1:
@@ -78,10 +77,7 @@ cdef class InactivityTimer(Touchable):
             self.expire(transport)
 
     cdef int expire(self, StreamTransport transport) except -1:
-        context = transport.receiver.context
-        if context is None:
-            return self.ask(transport)
-        context = enter_context(context)
+        context = enter_context(transport.receiver.context)
         try:
             return self.ask(transport)
         finally:
@@ -123,7 +119,8 @@ cdef InactivityTimer make_inactivity_timer(StreamTransport transport, seconds, b
     timer = InactivityTimer.__new__(InactivityTimer)
     timer.loop = transport.loop
     timer.reference = weakref.ref(transport)
-    timer.context = PyContext_CopyCurrent()
+    if transport.receiver.context is None and not transport.lost:
+        transport.receiver.context = PyContext_CopyCurrent()    # until reading begins
     timer.seconds = min(seconds, LONGEST_TIMEOUT_S)
     timer.period_ns = <int64_t>ceil(timer.seconds * 1e9)
     timer.touched_ns = 1
