@@ -923,12 +923,13 @@ async def test_under_tls_it_is_set_on_the_transport_below(loop, certificate):
             await reader.read()
         writer.close()
 
-    # asyncio's start_tls() on both ends, to keep the transport below.
     server = await asyncio.start_server(silent, "127.0.0.1", 0, ssl=server_context)
     protocol = Receiving()
     below, _ = await loop.create_connection(
         Recorder, *server.sockets[0].getsockname())
+    below.set_read_timeout(LONG)
     above = await loop.start_tls(below, protocol, client_context, server_hostname="localhost")
+    assert len(timers(loop)) == 1
     since = loop.time()
     below.set_read_timeout(SHORT)
     above.write(b"hello")
