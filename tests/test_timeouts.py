@@ -313,7 +313,13 @@ async def test_it_may_be_set_while_paused(loop):
 
 
 async def test_held_data_counts_when_it_is_delivered(loop):
-    async with connected(Receiving) as (transport, protocol, peer):
+    class Slow(Receiving):
+        def data_received(self, data):
+            if self.data:
+                time.sleep(2 * SHORT)
+            super().data_received(data)
+
+    async with connected(Slow) as (transport, protocol, peer):
         transport.set_read_timeout(SHORT)
         peer.sendall(b"first")
         await protocol.received(5)
