@@ -254,6 +254,68 @@ async def test_what_came_while_another_callback_ran_counts(loop):
         assert not protocol.lost_with
 
 
+def test_what_waited_for_a_receive_block_counts(loop_kind, ledger):
+    """The pool has 4 blocks: most connections have to ask again while their timers run out."""
+    options = uringloop.LoopOptions(backend=loop_kind, recv_buffers=4)
+    loop = uringloop.new_event_loop(options)
+    loop.set_exception_handler(ledger.handler)
+    pairs = [make_pair("unix") for _ in range(16)]
+
+    def wait_and_send():
+        time.sleep(2 * SHORT)
+        for _, peer in pairs:
+            peer.sendall(b"x")
+
+    async def main():
+        protocols = []
+        for ours, _ in pairs:
+            transport, protocol = await loop.create_connection(Receiving, sock=ours)
+            protocols.append(protocol)
+            transport.set_read_timeout(SHORT)
+        await ticks()
+        loop.call_soon(wait_and_send)
+        await until(lambda: all(protocol.data or protocol.lost_with for protocol in protocols))
+        assert [protocol.lost_with for protocol in protocols] == [[]] * 16
+        for protocol in protocols:
+            await protocol.lost()
+            assert_timed_out(protocol, NO_DATA, protocol.received_at)
+
+    loop.run_until_complete(main())
+    if loop_kind == "io_uring":
+        assert loop.stats().buffers_ran_dry > 0
+    loop.close()
+    for _, peer in pairs:
+        peer.close()
+
+
+def test_what_an_interrupt_left_in_the_queue_counts(loop):
+    """The next run has the timer's turn before that of the data."""
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def wait_and_send():
+        time.sleep(2 * SHORT)
+        peer.sendall(b"x")
+        loop.call_soon(interrupt)
+
+    async def begin():
+        ours, peer = make_pair()
+        transport, protocol = await loop.create_connection(Receiving, sock=ours)
+        await ticks()
+        transport.set_read_timeout(SHORT)
+        return protocol, peer
+
+    protocol, peer = loop.run_until_complete(begin())
+    loop.call_soon(wait_and_send)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_forever()
+    loop.run_until_complete(until(lambda: protocol.data or protocol.lost_with))
+    assert bytes(protocol.data) == b"x" and not protocol.lost_with
+    loop.run_until_complete(protocol.lost())
+    assert_timed_out(protocol, NO_DATA, protocol.received_at)
+    peer.close()
+
+
 async def test_it_stands_still_until_reading_begins(loop):
     class Late(Receiving):
         def connection_made(self, transport):
@@ -643,14 +705,17 @@ def test_an_interrupt_after_a_new_period_began_leaves_one_timer(loop, exception)
     peer.close()
 
 
-async def test_last_words_are_sent_when_it_closes(loop):
+@pytest.mark.parametrize("before", [b"", PLENTY], ids=["empty buffer", "full buffer"])
+async def test_last_words_are_sent_when_it_closes(loop, before):
     def goodbye(self):
         self.transport.write(b"408 Request Timeout")
         self.transport.close()
 
     async with connected(asked(goodbye)) as (transport, protocol, peer):
         transport.set_read_timeout(SHORT)
-        assert await in_thread(read_to_end, peer) == b"408 Request Timeout"
+        transport.write(before)
+        await until(lambda: protocol.asked_at)
+        assert await in_thread(read_to_end, peer) == before + b"408 Request Timeout"
         assert await protocol.lost() is None
         assert timers(loop) == []
 
@@ -831,26 +896,21 @@ async def test_it_runs_out_in_a_loop_nested_in_data_received(loop):
 
 
 async def test_data_that_waits_behind_a_nested_loop_counts(loop):
-    """The answer of the second connection is taken, but not told yet, while the first nests."""
-    done = []
-
-    class Nesting(Receiving):
-        def data_received(self, data):
-            super().data_received(data)
-            time.sleep(2 * SHORT)
-            run_nested(loop, lambda: other.data)
-            done.append(list(other.lost_with))
-
-    async with connected(Nesting) as (_, _, peer), \
-            connected(Receiving) as (transport, other, other_peer):
+    """The data was collected and the timer is due, but the nested loop begins with the timer."""
+    async with connected(Receiving) as (transport, protocol, peer):
         await ticks()
         transport.set_read_timeout(SHORT)
-        peer.sendall(b"x")
-        other_peer.sendall(b"y")
-        await until(lambda: done)
-        assert done == [[]]
-        await other.lost()
-        assert_timed_out(other, NO_DATA, other.received_at)
+
+        def wait_and_send():
+            time.sleep(2 * SHORT)
+            peer.sendall(b"x")
+            loop.call_soon(run_nested, loop, lambda: protocol.data or protocol.lost_with)
+
+        loop.call_soon(wait_and_send)
+        await until(lambda: protocol.data or protocol.lost_with)
+        assert bytes(protocol.data) == b"x" and not protocol.lost_with
+        await protocol.lost()
+        assert_timed_out(protocol, NO_DATA, protocol.received_at)
 
 
 async def test_read_timed_out_may_nest_a_loop(loop):
