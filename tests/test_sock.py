@@ -1,4 +1,4 @@
-"""loop.sock_*: one call after another on plain sockets, cancelled, closed and mixed with direct use.
+"""loop.sock_*: one call after another on plain sockets, cancelled, closed, mixed with direct use.
 
 What only this loop promises (calls wait in order, a cancelled call loses nothing, a closed socket
 ends its calls) is tested on both backends; the rest is compared with asyncio and uvloop.
@@ -419,6 +419,45 @@ async def test_a_socket_closed_under_a_call(loop, loop_kind, call):
         assert caught.value.errno == errno.EBADF
         while await in_thread(peer.recv, 1 << 20):
             pass                    # the end of the stream, because nothing holds the socket
+
+
+async def test_many_sockets_closed_under_calls(loop, loop_kind):
+    only_ours(loop_kind, "asyncio's call waits for ever")
+    pairs = [make_pair("unix") for _ in range(900)]
+    tasks = [loop.create_task(loop.sock_recv(ours, 10)) for ours, _ in pairs]
+    await ticks()
+    for ours, _ in pairs[::3]:
+        ours.close()
+    for task in tasks[::3]:
+        with pytest.raises(OSError):
+            await task
+    for (_, peer), task in zip(pairs, tasks, strict=True):
+        if not task.done():
+            peer.send(b"x")
+            assert await task == b"x"
+    # Nothing is left to look after: the loop sleeps.
+    await asyncio.sleep(0.01)
+    before = loop.stats().ticks
+    await asyncio.sleep(0.2)
+    assert loop.stats().ticks - before < 20
+    for ours, peer in pairs:
+        ours.close()
+        peer.close()
+
+
+async def test_the_loop_sleeps_while_many_calls_wait(loop, loop_kind):
+    only_ours(loop_kind, "own counters")
+    pairs = [make_pair("unix") for _ in range(900)]
+    tasks = [loop.create_task(loop.sock_recv(ours, 10)) for ours, _ in pairs]
+    await asyncio.sleep(0.05)
+    before = loop.stats().ticks
+    await asyncio.sleep(0.3)
+    assert loop.stats().ticks - before < 20
+    for task, (ours, peer) in zip(tasks, pairs, strict=True):
+        task.cancel()
+        ours.close()
+        peer.close()
+    await asyncio.wait(tasks)
 
 
 async def test_a_listening_socket_closed_under_accept(loop, loop_kind):

@@ -11,6 +11,8 @@
 cdef enum:
     # Descriptors outside the ring are looked at at least this often while callbacks keep coming.
     POLL_INTERVAL_NS = 50000
+    # How long the loop blocks while before_wait() has not looked at everything.
+    LOOK_AGAIN_NS = 1000000
 
 
 @cython.internal
@@ -44,6 +46,7 @@ cdef class LoopCore:
     cdef int64_t last_poll_ns
     cdef uint64_t thread
     cdef bint ticking, wants_ring, dead
+    cdef bint is_idle           # nothing runs in this tick
     cdef bytes scratch          # of the receivers
     cdef dict file_objects      # by descriptor, for those that were watched by object
     cdef public bint _closed, _debug, _stopping
@@ -279,9 +282,12 @@ cdef class LoopCore:
         submitted."""
         return 0
 
-    cdef int before_wait(self) except -1:
-        """The loop is about to block: a callback may still be made ready."""
-        return 0
+    cdef bint before_wait(self) except -1:
+        """The loop is about to block: a callback may still be made ready.
+
+        Returns whether it is to be called again soon.
+        """
+        return False
 
     cdef int flush(self) except -1:
         if self.dead:
@@ -334,7 +340,8 @@ cdef class LoopCore:
                 return 0
         else:
             PyErr_CheckSignals()    # one that came during C code would wait for the next event
-            self.before_wait()
+            if self.before_wait() and not 0 <= timeout_ns < LOOK_AGAIN_NS:
+                timeout_ns = LOOK_AGAIN_NS
             if self.ready.count:    # one of the two asked for a callback
                 timeout_ns = 0
         self.counters.polls += 1
@@ -447,6 +454,7 @@ cdef class LoopCore:
         self.counters.ticks += 1
         self.collect()
         self.take_due_timers()
+        self.is_idle = not self.ready.count and self.answers.head == self.answers.tail
         later = self.ready.count - earlier
         self.run_ready(earlier)
         self.dispatch()

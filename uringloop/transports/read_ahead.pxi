@@ -19,6 +19,7 @@ cdef class ReadAhead(Operation):
     cdef SocketQueue queue
     cdef object sock            # weak
     cdef int fd
+    cdef object cookie          # of the socket: its number may be another's when it is closed
     cdef Py_ssize_t place       # in loop.read_aheads
     cdef object held            # deque of bytes
     cdef Py_ssize_t held_size
@@ -117,6 +118,7 @@ cdef class ReadAhead(Operation):
         cdef Answer answer
         if self.place < 0:
             return 0
+        alive = self                    # the queue and the loop have the last references
         self.loop.stops_reading_ahead(self)
         self.queue.ahead = None
         if self.state != IDLE:
@@ -131,9 +133,9 @@ cdef class ReadAhead(Operation):
     cdef int leave(self) except -1:
         """Hand what is held to the stash."""
         while self.held:
-            self.loop.stash.put(self.fd, self.held.popleft())
+            self.loop.stash.put(self.cookie, self.held.popleft())
         if isinstance(self.end, OSError):
-            self.loop.stash.put(self.fd, self.end)
+            self.loop.stash.put(self.cookie, self.end)
         self.held_size = 0
         self.end = None
         return 0

@@ -8,11 +8,16 @@
 _DIRECT_METHODS = {RECV: "recv", RECV_INTO: "recv_into", SENDALL: "send"}
 
 
+cdef enum:
+    LOOKS_PER_WAIT = 256
+
+
 cdef class SockLoop(LoopCore):
     cdef list input_queues, output_queues       # by descriptor; None: none waited yet
     cdef list busy_queues       # with a call that waits
     cdef list unarmed_queues    # whose head has no request yet
     cdef list read_aheads
+    cdef Py_ssize_t next_look, unlooked     # of before_wait()
     cdef Stash stash
     cdef bint reads_ahead       # the option sock_readahead
     cdef dict foreign_transports        # asyncio's own, by descriptor
@@ -164,18 +169,38 @@ cdef class SockLoop(LoopCore):
         self.unarmed_queues.clear()
         return 0
 
-    cdef int before_wait(self) except -1:
-        """A request in flight holds its file: end those of sockets that were closed."""
+    cdef bint before_wait(self) except -1:
+        """A request in flight holds its file: end those of sockets that were closed.
+
+        Some at a time; when nothing has run since all were looked at, the loop may sleep.
+        """
+        cdef Py_ssize_t i, count = (
+            PyList_GET_SIZE(self.busy_queues) + PyList_GET_SIZE(self.read_aheads))
+        if not self.is_idle:
+            self.unlooked = count
+        for i in range(min(count, LOOKS_PER_WAIT)):
+            # Backwards, because one that leaves a list puts the last into its place.
+            if self.next_look == 0:
+                self.next_look = PyList_GET_SIZE(self.busy_queues) + PyList_GET_SIZE(
+                    self.read_aheads)
+                if self.next_look == 0:
+                    break
+            self.next_look -= 1
+            self.look_at(self.next_look)
+            self.unlooked -= 1
+        return self.unlooked > 0
+
+    cdef int look_at(self, Py_ssize_t place) except -1:
         cdef SocketQueue queue
         cdef ReadAhead ahead
-        cdef Py_ssize_t i
-        # Backwards: one that leaves the list puts the last into its place.
-        for i in range(PyList_GET_SIZE(self.busy_queues) - 1, -1, -1):
-            queue = <SocketQueue>PyList_GET_ITEM(self.busy_queues, i)
+        if place < PyList_GET_SIZE(self.busy_queues):
+            queue = <SocketQueue>PyList_GET_ITEM(self.busy_queues, place)
             if awaitable.socket_fd(queue.head.sock) != queue.fd:
                 queue.fail_closed()
-        for i in range(PyList_GET_SIZE(self.read_aheads) - 1, -1, -1):
-            ahead = <ReadAhead>PyList_GET_ITEM(self.read_aheads, i)
+            return 0
+        place -= PyList_GET_SIZE(self.busy_queues)
+        if place < PyList_GET_SIZE(self.read_aheads):
+            ahead = <ReadAhead>PyList_GET_ITEM(self.read_aheads, place)
             if not ahead.is_of(ahead.sock()):
                 ahead.stop()
         return 0

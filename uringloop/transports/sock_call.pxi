@@ -168,17 +168,20 @@ cdef class SocketCall:
         return 0
 
     cdef int keep_value(self) except -1:
-        cdef int fd = awaitable.socket_fd(self.sock)
         if self.value is None:
             return 0
         if self.kind == ACCEPT:
             self.value[0].close()
         elif self.kind == RECV:
-            self.loop.stash.put(fd, self.value)
+            self.loop.stash.put(self.cookie(), self.value)
         elif self.kind == RECV_INTO:
             with memoryview(self.argument).cast("B") as view:
-                self.loop.stash.put(fd, bytes(view[:self.value]))
+                self.loop.stash.put(self.cookie(), bytes(view[:self.value]))
         return 0
+
+    cdef object cookie(self):
+        """The socket's cookie, or None if it is closed."""
+        return cookie_of(awaitable.socket_fd(self.sock))
 
     # --- the future ----------------------------------------------------------------------------
 
@@ -261,7 +264,7 @@ cdef class SocketCall:
         if self.kind <= RECVFROM_INTO:
             if self.loop.stash.count and self.take_from_stash():
                 return True
-            if queue is not None and queue.ahead is not None:
+            if queue is not None and queue.reads_ahead_of(self.sock):
                 return queue.ahead.serve(self)
         if self.kind == SENDALL and self.direct:
             return self.send_rest()

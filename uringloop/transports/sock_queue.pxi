@@ -28,6 +28,7 @@ cdef class SocketQueue(Operation):
     cdef bint must_arm
     cdef RequestKind request_kind       # of what is in flight
     cdef bint orphaned          # ... and could not be ended when its call was
+    cdef object cookie          # whose call that was
     cdef bytes sending          # what a SEND in flight refers to
     cdef ReadAhead ahead        # None unless the option is on
     cdef bint drained           # the last receive left nothing in the socket
@@ -56,21 +57,26 @@ cdef class SocketQueue(Operation):
     cdef int read_ahead(self, sock) except -1:
         """Keep a receive armed on the socket (the option sock_readahead)."""
         cdef ReadAhead ahead
-        if self.ahead is not None:
-            if self.ahead.is_of(sock):
-                return 0
-            self.ahead.stop()
-        if self.loop.ring is None:
+        if self.reads_ahead_of(sock) or self.loop.ring is None:
             return 0
         ahead = ReadAhead.__new__(ReadAhead)
         ahead.loop = self.loop
         ahead.queue = self
         ahead.fd = self.fd
+        ahead.cookie = cookie_of(self.fd)
         ahead.sock = weakref.ref(sock)
         ahead.held = collections.deque()
         self.loop.starts_reading_ahead(ahead)
         self.ahead = ahead
         return self.request()
+
+    cdef bint reads_ahead_of(self, sock) except -1:
+        if self.ahead is None:
+            return False
+        if not self.ahead.is_of(sock):
+            self.ahead.stop()       # the number is another socket's now
+            return False
+        return True
 
     cdef int learn(self, Py_ssize_t size, Py_ssize_t limit) except -1:
         """Remember how much a receive found."""
@@ -175,10 +181,8 @@ cdef class SocketQueue(Operation):
     cdef int arm(self) except -1:
         """Make the request for the head. Called right before the submit."""
         self.must_arm = False
-        if self.ahead is not None:
-            if self.ahead.is_of(self.ahead.sock()):
-                return self.ahead.arm()
-            self.ahead.stop()
+        if self.ahead is not None and self.reads_ahead_of(self.ahead.sock()):
+            return self.ahead.arm()
         if self.head is None or self.state != IDLE:
             return 0
         if awaitable.socket_fd(self.head.sock) != self.fd:
@@ -239,6 +243,10 @@ cdef class SocketQueue(Operation):
             return 0
         if self.request_kind == READINESS_WATCH:
             return self.stop_watching()
+        self.cookie = None
+        # The number of a closed socket may be another's already.
+        if self.request_kind == RECEIVE and awaitable.socket_fd(self.head.sock) == self.fd:
+            self.cookie = self.head.cookie()
         if not self.loop.ring.end_now(self, &answer):
             self.orphaned = True
             return 0
@@ -302,7 +310,7 @@ cdef class SocketQueue(Operation):
             except BaseException as exc:    # a buffer that was writable when the call began
                 call.error = exc
             if taken < size:
-                self.loop.stash.put(self.fd, PyBytes_FromStringAndSize(
+                self.loop.stash.put(call.cookie(), PyBytes_FromStringAndSize(
                     content + taken, size - taken))
         finally:
             buffers.give_back(block)
@@ -317,9 +325,9 @@ cdef class SocketQueue(Operation):
             return 0
         if result > 0:
             buffers.lend(block)
-            self.loop.stash.put(self.fd, buffers.copy(block, result))
+            self.loop.stash.put(self.cookie, buffers.copy(block, result))
         elif result < 0 and result != -ENOBUFS and not is_retry(result):
-            self.loop.stash.put(self.fd, os_error(-result))
+            self.loop.stash.put(self.cookie, os_error(-result))
         return 0
 
     cdef int discard(self, int32_t result, uint32_t flags) except -1:

@@ -16,9 +16,8 @@ cdef class Stash:
         self.entries = {}
         self.sweep_at = 64
 
-    cdef int put(self, int fd, item) except -1:
-        """Keep bytes or an OSError for the next reader; dropped if the socket is closed."""
-        cookie = cookie_of(fd)
+    cdef int put(self, cookie, item) except -1:
+        """Keep bytes or an OSError for the next reader; nobody reads a closed socket (None)."""
         if cookie is None:
             return 0
         entry = self.entries.get(cookie)
