@@ -145,10 +145,12 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
         delay = 0.001
         while True:
             try:
-                return sock.connect(address)
+                sock.connect(address)
+                return
             except (BlockingIOError, InterruptedError):
                 if sock.family != socket.AF_UNIX:
-                    return await self._sock_connected(sock, address)
+                    await self._sock_connected(sock, address)
+                    return
             # The listener's queue is full and the socket is not connecting (connect(2), EAGAIN):
             # nothing will say when there is room.
             await asyncio.sleep(delay)

@@ -80,7 +80,6 @@ cdef extern from "ring/compat.h" nogil:
         IORING_OP_SEND
         IORING_OP_RECV
         IORING_RECV_MULTISHOT
-        IORING_RECVSEND_POLL_FIRST
         IORING_ACCEPT_MULTISHOT
         IORING_ASYNC_CANCEL_ALL
         IORING_ASYNC_CANCEL_ANY
