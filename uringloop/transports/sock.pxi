@@ -20,6 +20,7 @@ cdef class SockLoop(LoopCore):
     cdef Py_ssize_t next_look, unlooked     # of before_wait()
     cdef Stash stash
     cdef bint reads_ahead       # the option sock_readahead
+    cdef object any_done_future
     cdef dict foreign_transports        # asyncio's own, by descriptor
 
     def __cinit__(self, *args, **kwargs):
@@ -153,6 +154,13 @@ cdef class SockLoop(LoopCore):
         ahead.place = -1
         return 0
 
+    cdef inline object done_future(self):
+        """A Future whose result is None."""
+        if self.any_done_future is None:
+            self.any_done_future = self.create_future()
+            self.any_done_future.set_result(None)
+        return self.any_done_future
+
     cdef int check_not_owned(self, int fd) except -1:
         """RuntimeError for the socket of a transport."""
         if self.poller.owner(fd) is not None or self.foreign_transports:
@@ -215,6 +223,7 @@ cdef class SockLoop(LoopCore):
             self.unarmed_queues.clear()
             self.read_aheads.clear()
             self.stash.clear()
+            self.any_done_future = None
 
 
 cpdef bint is_known_socket(sock) except -1:
