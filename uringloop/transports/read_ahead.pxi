@@ -50,7 +50,7 @@ cdef class ReadAhead(Operation):
         end, self.end = self.end, EOFError()
         if not isinstance(end, EOFError):
             raise end
-        call.take(NULL, 0)
+        call.take(b"", 0)
         return True
 
     cdef int arm(self) except -1:

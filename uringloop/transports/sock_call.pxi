@@ -377,7 +377,8 @@ cdef class SocketCall:
         else:
             PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
             size = min(size, view.len)
-            memcpy(view.buf, content, size)
+            if size:
+                memcpy(view.buf, content, size)
             PyBuffer_Release(&view)
             self.value = size
         if self.kind == RECVFROM or self.kind == RECVFROM_INTO:

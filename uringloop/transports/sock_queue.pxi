@@ -291,7 +291,7 @@ cdef class SocketQueue(Operation):
             self.loop.ring.ran_dry()
             return self.retry_head()
         if result == 0:
-            self.head.take(NULL, 0)
+            self.head.take(b"", 0)
         else:
             self.head.error = os_error(-result)
         self.drained = False
