@@ -1,4 +1,4 @@
-"""Signals, subprocesses, pipes, executors, names, datagrams, TLS, files, the sock_ calls."""
+"""Signals, subprocesses, pipes, executors, names, TLS, files, the sock_ calls."""
 
 import asyncio
 import contextlib
@@ -315,79 +315,6 @@ async def test_connecting_by_host_name_works(loop):
     transport.close()
     await protocol.lost()
     server.close()
-
-
-# Datagrams
-
-
-class Datagrams(asyncio.DatagramProtocol):
-    def __init__(self, echo=False):
-        self.echo = echo
-        self.received = []
-        self.errors = []
-        self.lost_with = []
-
-    def connection_made(self, transport):
-        self.transport = transport
-
-    def datagram_received(self, data, address):
-        self.received.append((data, address))
-        if self.echo:
-            self.transport.sendto(data, address)
-
-    def error_received(self, exc):
-        self.errors.append(exc)
-
-    def connection_lost(self, exc):
-        self.lost_with.append(exc)
-
-
-@contextlib.asynccontextmanager
-async def endpoint(loop, **options):
-    echo = options.pop("echo", False)
-    made = await loop.create_datagram_endpoint(lambda: Datagrams(echo), **options)
-    try:
-        yield made
-    finally:
-        made[0].close()
-        await until(lambda: made[1].lost_with)
-
-
-async def test_datagrams_are_echoed_whole_and_one_by_one(loop):
-    async with endpoint(loop, local_addr=("127.0.0.1", 0), echo=True) as (server, _):
-        address = server.get_extra_info("sockname")
-        async with endpoint(loop, remote_addr=address) as (client, protocol):
-            sizes = [1, 100, 5000, 0, 60_000, 3]
-            for number, size in enumerate(sizes):
-                client.sendto(pattern(size, number))
-                if size:
-                    count = len(protocol.received) + 1
-                    await until(lambda count=count: len(protocol.received) >= count)
-            received = [data for data, _ in protocol.received if data]
-            expected = [pattern(size, number) for number, size in enumerate(sizes) if size]
-            assert received == expected
-            assert {source for _, source in protocol.received} == {address}
-
-
-async def test_a_datagram_to_nobody_is_an_error_received(loop):
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as placeholder:
-        placeholder.bind(("127.0.0.1", 0))
-        address = placeholder.getsockname()
-    async with endpoint(loop, remote_addr=address) as (transport, protocol):
-        transport.sendto(b"anybody?")
-        await until(lambda: protocol.errors)
-        assert isinstance(protocol.errors[0], ConnectionRefusedError)
-        assert not transport.is_closing()
-
-
-async def test_many_datagrams_in_one_tick_keep_their_order(loop):
-    async with endpoint(loop, local_addr=("127.0.0.1", 0)) as (server, protocol):
-        address = server.get_extra_info("sockname")
-        async with endpoint(loop, local_addr=("127.0.0.1", 0)) as (client, _):
-            for number in range(100):
-                client.sendto(b"%3d" % number, address)
-            await until(lambda: len(protocol.received) == 100)
-            assert [int(data) for data, _ in protocol.received] == list(range(100))
 
 
 # TLS

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from . import _core, backend
+from .datagram import Address, DatagramTransport
 from .options import LoopOptions, effective_options
 
 T = TypeVar("T")
@@ -181,6 +182,13 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
             ssl_shutdown_timeout=ssl_shutdown_timeout)
         _core.make_stream_transport(self, rawsock, ssl_protocol, None, extra, server)
         return ssl_protocol._app_transport
+
+    def _make_datagram_transport(self, sock: socket.socket, protocol: asyncio.BaseProtocol,
+                                 address: Address | None = None,
+                                 waiter: asyncio.Future[None] | None = None,
+                                 extra: dict[str, Any] | None = None) -> DatagramTransport:
+        self._ensure_fd_no_transport(sock)
+        return DatagramTransport(self, sock, protocol, address, waiter, extra)
 
     def _start_serving(
             self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket,
