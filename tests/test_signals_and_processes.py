@@ -1,4 +1,4 @@
-"""Signals, subprocesses, pipes, executors, names, TLS, files, the sock_ calls."""
+"""Signals, subprocesses, executors, names, TLS, files, the sock_ calls."""
 
 import asyncio
 import contextlib
@@ -232,45 +232,6 @@ async def test_many_subprocesses_run_at_once(loop, watched):
 
     outputs = await asyncio.gather(*map(echo, range(8)))
     assert outputs == [b"%d\n" % number for number in range(8)]
-
-
-# Pipes
-
-
-async def test_connect_read_pipe_reads_to_the_end(loop):
-    reading, writing = os.pipe()
-    data = pattern(200_000)
-    file = os.fdopen(reading, "rb", 0)
-    transport, protocol = await loop.connect_read_pipe(Recorder, file)
-
-    def write():
-        with os.fdopen(writing, "wb") as out:
-            out.write(data)
-
-    await in_thread(write)
-    assert await protocol.lost() is None
-    assert_same(bytes(protocol.data), data)
-    assert transport.is_closing()
-
-
-async def test_connect_write_pipe_writes_everything_and_closes(loop):
-    reading, writing = os.pipe()
-    data = pattern(200_000)
-    file = os.fdopen(writing, "wb", 0)
-    transport, protocol = await loop.connect_write_pipe(Recorder, file)
-    transport.write(data)
-    transport.close()
-    with os.fdopen(reading, "rb") as incoming:
-        assert_same(await in_thread(incoming.read), data)
-    assert await protocol.lost() is None
-
-
-async def test_a_write_pipe_notices_that_its_reader_left(loop):
-    reading, writing = os.pipe()
-    file = os.fdopen(writing, "wb", 0)
-    _, protocol = await loop.connect_write_pipe(Recorder, file)
-    os.close(reading)
-    await protocol.lost()
 
 
 # Executors and names

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 from . import _core, backend
 from .datagram import Address, DatagramTransport
 from .options import LoopOptions, effective_options
+from .pipes import WritePipeTransport
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -189,6 +190,11 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
                                  extra: dict[str, Any] | None = None) -> DatagramTransport:
         self._ensure_fd_no_transport(sock)
         return DatagramTransport(self, sock, protocol, address, waiter, extra)
+
+    def _make_write_pipe_transport(self, pipe: Any, protocol: asyncio.BaseProtocol,
+                                   waiter: asyncio.Future[None] | None = None,
+                                   extra: dict[str, Any] | None = None) -> WritePipeTransport:
+        return WritePipeTransport(self, pipe, protocol, waiter, extra)
 
     def _start_serving(
             self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket,
