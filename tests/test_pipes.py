@@ -339,6 +339,24 @@ async def test_a_write_pipe_may_be_closed_when_writing_resumes(loop, method):
         assert protocol.lost_with == [None]
 
 
+@pytest.mark.asyncio_differs("watches a pipe that is closed already", TWICE)
+@pytest.mark.parametrize("method", ["close", "abort"])
+async def test_a_write_pipe_may_be_closed_in_connection_made(loop, method):
+    class Closing(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            getattr(transport, method)()
+
+    reading, writing = os.pipe()
+    copy = os.dup(writing)      # keeps a forgotten registration alive
+    _, protocol = await loop.connect_write_pipe(Closing, os.fdopen(writing, "wb", 0))
+    assert await protocol.lost() is None
+    os.close(reading)
+    await ticks(20)
+    assert protocol.calls == ["connection_made", "connection_lost"]
+    os.close(copy)
+
+
 @pytest.mark.asyncio_differs("drops the last write", TWICE)
 async def test_what_is_written_when_writing_resumes_is_sent_before_the_end(loop):
     last = pattern(500_000, 1)

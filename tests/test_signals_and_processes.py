@@ -1,4 +1,4 @@
-"""Signals, subprocesses, executors, names, TLS, files, the sock_ calls."""
+"""Signals, executors, names, TLS, files, the sock_ calls."""
 
 import asyncio
 import contextlib
@@ -6,13 +6,10 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 
 import pytest
 from helpers import (
-    PY312,
     Echo,
     Recorder,
     assert_same,
@@ -134,104 +131,6 @@ except KeyboardInterrupt:
 def test_sigint_cancels_the_main_task_of_a_runner(loop_kind):
     child = run_child(loop_kind, RUNNER)
     assert (child.returncode, child.stdout) == (0, "cancelled\ninterrupted\n"), child.stderr
-
-
-# Subprocesses
-
-UPPER = "import sys; sys.stdout.write(sys.stdin.read().upper())"
-
-
-@pytest.fixture
-def watched(loop):
-    """A loop that can wait for children (before 3.12 asyncio needs a watcher for that)."""
-    if PY312:
-        yield loop
-        return
-    watcher = asyncio.ThreadedChildWatcher()
-    before = asyncio.get_child_watcher()
-    asyncio.set_child_watcher(watcher)
-    yield loop
-    asyncio.set_child_watcher(before)
-
-
-async def test_a_subprocess_answers_through_its_pipes(loop, watched):
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", UPPER, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    output, _ = await process.communicate(b"hello")
-    assert output == b"HELLO"
-    assert process.returncode == 0
-
-
-async def test_a_subprocess_echoes_large_data(loop, watched):
-    data = pattern(1 << 20)
-    process = await asyncio.create_subprocess_exec(
-        "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    output, _ = await process.communicate(data)
-    assert_same(output, data)
-    assert process.returncode == 0
-
-
-async def test_a_shell_command_gives_its_output_and_exit_status(loop, watched):
-    process = await asyncio.create_subprocess_shell(
-        "echo out; echo err >&2; exit 3", stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert await process.communicate() == (b"out\n", b"err\n")
-    assert process.returncode == 3
-
-
-async def test_a_killed_subprocess_has_the_signal_as_its_status(loop, watched):
-    process = await asyncio.create_subprocess_exec("sleep", "60")
-    process.kill()
-    assert await process.wait() == -signal.SIGKILL
-
-
-async def test_a_missing_program_is_a_file_not_found_error(loop, watched):
-    with pytest.raises(FileNotFoundError):
-        await asyncio.create_subprocess_exec("/nonexistent/program")
-
-
-async def test_a_subprocess_protocol_gets_all_its_calls(loop, watched):
-    calls = []
-
-    class Protocol(asyncio.SubprocessProtocol):
-        def connection_made(self, transport):
-            calls.append("connection_made")
-
-        def pipe_data_received(self, fd, data):
-            calls.append(("data", fd, data))
-
-        def pipe_connection_lost(self, fd, exc):
-            calls.append(("lost", fd, exc))
-
-        def process_exited(self):
-            calls.append("process_exited")
-
-        def connection_lost(self, exc):
-            calls.append(("connection_lost", exc))
-
-    transport, _ = await loop.subprocess_exec(
-        Protocol, "echo", "hello", stdin=None, stderr=None
-    )
-    await until(lambda: calls and calls[-1] == ("connection_lost", None))
-    assert transport.get_returncode() == 0
-    transport.close()
-    assert calls[0] == "connection_made"
-    assert ("data", 1, b"hello\n") in calls
-    assert ("lost", 1, None) in calls
-    assert "process_exited" in calls
-
-
-async def test_many_subprocesses_run_at_once(loop, watched):
-    async def echo(number):
-        process = await asyncio.create_subprocess_exec(
-            "echo", str(number), stdout=subprocess.PIPE
-        )
-        return (await process.communicate())[0]
-
-    outputs = await asyncio.gather(*map(echo, range(8)))
-    assert outputs == [b"%d\n" % number for number in range(8)]
 
 
 # Executors and names

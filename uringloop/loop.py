@@ -6,6 +6,7 @@ and transports. docs/compatibility.md lists each private hook that this file use
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import select
@@ -23,6 +24,7 @@ from . import _core, backend
 from .datagram import Address, DatagramTransport
 from .options import LoopOptions, effective_options
 from .pipes import WritePipeTransport
+from .processes import SubprocessTransport, child_watcher
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -195,6 +197,32 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
                                    waiter: asyncio.Future[None] | None = None,
                                    extra: dict[str, Any] | None = None) -> WritePipeTransport:
         return WritePipeTransport(self, pipe, protocol, waiter, extra)
+
+    async def _make_subprocess_transport(
+            self, protocol: asyncio.BaseProtocol, args: Any, shell: bool, stdin: Any, stdout: Any,
+            stderr: Any, bufsize: int, extra: dict[str, Any] | None = None,
+            **kwargs: Any) -> SubprocessTransport:
+        # Before the process is made: without somebody to wait for it there shall be none.
+        watcher = child_watcher(self)
+        waiter = self.create_future()
+        with watcher if hasattr(watcher, "__enter__") else contextlib.nullcontext():
+            transport = SubprocessTransport(self, protocol, args, shell, stdin, stdout, stderr,
+                                            bufsize, waiter=waiter, extra=extra, **kwargs)
+            watcher.add_child_handler(transport.get_pid(), self._child_watcher_callback, transport)
+        try:
+            await waiter
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException:
+            transport.close()
+            await transport._wait()
+            raise
+        return transport
+
+    def _child_watcher_callback(self, pid: int, returncode: int,
+                                transport: SubprocessTransport) -> None:
+        transport._is_reaped = True
+        super()._child_watcher_callback(pid, returncode, transport)
 
     def _start_serving(
             self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket,

@@ -48,4 +48,6 @@ class WritePipeTransport(unix_events._UnixWritePipeTransport):
     def _call_connection_lost(self, exc: BaseException | None) -> None:
         # Several causes may have scheduled it: close(), abort(), the end of the reader.
         if self._pipe is not None:
+            # asyncio watches from the next iteration on, also what connection_made() has closed.
+            self._loop._remove_reader(self._fileno)
             super()._call_connection_lost(exc)

@@ -1,0 +1,91 @@
+"""SubprocessTransport: asyncio's subprocess transport, and where that is at fault, its repair.
+
+Owns nothing of its own: the process, its pipes and the life cycle are asyncio's; the child watcher
+reaps. What is repaired is in docs/compatibility.md, "Where it differs from asyncio".
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import warnings
+from asyncio import unix_events
+from asyncio.log import logger
+from typing import Any
+
+
+class SubprocessTransport(unix_events._UnixSubprocessTransport):
+    """A child process and the transports of its pipes."""
+
+    # Set when the child watcher has waited for the child, maybe in another thread: its number may
+    # be that of another process from then on.
+    _is_reaped = False
+
+    _closed: bool
+    _exit_waiters: list[asyncio.Future[int]]
+
+    def send_signal(self, signal: int) -> None:
+        """Send a signal; nothing happens when the child has ended, but was not waited for."""
+        self._check_proc()
+        # Not Popen.send_signal(): it would reap the child and leave no status to the watcher.
+        if not self._is_reaped and self._proc.returncode is None:
+            try:
+                os.kill(self._proc.pid, signal)
+            except ProcessLookupError:
+                pass    # somebody else has waited for it
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the pipes and kill the child if it still runs; connection_lost() follows."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            for proto in self._pipes.values():
+                if proto is not None:
+                    proto.pipe.close()
+        if self._proc is not None and self._returncode is None:
+            if self._loop.get_debug():
+                logger.warning("Close running child process: kill %r", self)
+            try:
+                self.kill()
+            except PermissionError:
+                pass    # it runs with another user's rights
+
+    async def _connect_pipes(self, waiter: asyncio.Future[None] | None) -> None:
+        await super()._connect_pipes(waiter)
+        if self._pending_calls is not None and self._proc is not None:
+            # Cancelled: what is not a transport yet must not wait for the collector.
+            for fd, file in enumerate((self._proc.stdin, self._proc.stdout, self._proc.stderr)):
+                if file is not None and self._pipes.get(fd) is None:
+                    file.close()
+
+    def _process_exited(self, returncode: int) -> None:
+        if self._proc.returncode is not None:
+            returncode = self._proc.returncode      # the user polled the Popen object
+        super()._process_exited(returncode)
+        # A grandchild may hold the pipes open for as long as it likes.
+        waiters, self._exit_waiters = self._exit_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(self._returncode)
+
+
+def child_watcher(loop: asyncio.AbstractEventLoop) -> Any:
+    """Who waits for children: the policy's watcher, from Python 3.14 on the loop's own."""
+    if sys.version_info >= (3, 14):
+        return loop._watcher
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        watcher = asyncio.get_child_watcher()
+    if not watcher.is_active():
+        raise RuntimeError("asyncio.get_child_watcher() is not activated, "
+                           "subprocess support is not installed.")
+    return watcher
