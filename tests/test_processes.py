@@ -515,6 +515,7 @@ async def test_an_inactive_child_watcher_is_a_runtime_error(loop):
         await asyncio.create_subprocess_exec("true")
 
 
+@pytest.mark.skipif(not PY312, reason="the thread of the child watcher keeps the transport")
 @pytest.mark.asyncio_differs("cannot close it any more", LOOP_CLOSED, run=False)
 @pytest.mark.uvloop_differs("lets it run", UVLOOP_PROCESS, run=False)
 def test_a_child_that_outlives_its_loop_is_killed_quietly(loop_kind):

@@ -1,9 +1,7 @@
-"""Signals, executors, names, TLS, files, the sock_ calls."""
+"""Executors, names, TLS, files, the sock_ calls."""
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
 import ssl
 import threading
@@ -17,121 +15,11 @@ from helpers import (
     pattern,
     read_exactly,
     read_to_end,
-    run_child,
-    run_once,
     socket_pair,
     ticks,
-    until,
 )
 
 UVLOOP_LOOP = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/loop.pyx"
-
-# Signals
-
-
-async def test_a_signal_handler_is_called_with_its_arguments(loop):
-    seen = []
-    loop.add_signal_handler(signal.SIGUSR1, lambda *args: seen.append(args), 1, 2)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    await until(lambda: seen)
-    assert seen == [(1, 2)]
-    assert loop.remove_signal_handler(signal.SIGUSR1) is True
-    assert loop.remove_signal_handler(signal.SIGUSR1) is False
-
-
-async def test_a_signal_wakes_an_idle_loop(loop):
-    future = loop.create_future()
-    loop.add_signal_handler(signal.SIGUSR1, future.set_result, "woken")
-    timer = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1))
-    timer.start()
-    assert await future == "woken"
-    timer.join()
-    loop.remove_signal_handler(signal.SIGUSR1)
-
-
-async def test_a_new_signal_handler_replaces_the_old_one(loop):
-    seen = []
-    loop.add_signal_handler(signal.SIGUSR1, seen.append, "old")
-    loop.add_signal_handler(signal.SIGUSR1, seen.append, "new")
-    os.kill(os.getpid(), signal.SIGUSR1)
-    await until(lambda: seen)
-    assert seen == ["new"]
-    loop.remove_signal_handler(signal.SIGUSR1)
-
-
-def test_impossible_signals_are_refused(loop):
-    with pytest.raises(ValueError):
-        loop.add_signal_handler(100_000, print)
-    with pytest.raises(TypeError):
-        loop.add_signal_handler("SIGUSR1", print)
-    with pytest.raises(RuntimeError):
-        loop.add_signal_handler(signal.SIGKILL, print)
-
-
-async def test_a_python_signal_handler_runs_while_the_loop_is_idle(loop):
-    seen = []
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
-    try:
-        thread = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR2))
-        thread.start()
-        await until(lambda: seen)
-        thread.join()
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-    assert seen == [signal.SIGUSR2]
-
-
-@pytest.mark.uvloop_differs("leaves its own handler behind", UVLOOP_LOOP)
-def test_closing_the_loop_removes_its_signal_handlers(loop):
-    loop.add_signal_handler(signal.SIGUSR1, print)
-    run_once(loop)
-    loop.close()
-    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-
-
-INTERRUPTED = """
-import os, signal, threading
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-async def answer():
-    return "again"
-loop.call_soon(lambda: threading.Thread(target=interrupt).start())
-try:
-    loop.run_forever()
-except KeyboardInterrupt:
-    print("interrupted", loop.is_running(), loop.run_until_complete(answer()))
-loop.close()
-"""
-
-
-def test_sigint_interrupts_an_idle_loop_that_can_be_used_again(loop_kind):
-    child = run_child(loop_kind, INTERRUPTED)
-    assert (child.returncode, child.stdout) == (0, "interrupted False again\n"), child.stderr
-
-
-RUNNER = """
-import os, signal
-async def main():
-    try:
-        loop = asyncio.get_running_loop()
-        loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
-        await asyncio.sleep(20)
-    except asyncio.CancelledError:
-        print("cancelled")
-        raise
-loop.close()
-try:
-    with asyncio.Runner(loop_factory=lambda: helpers.make_loop(kind)) as runner:
-        runner.run(main())
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-
-
-def test_sigint_cancels_the_main_task_of_a_runner(loop_kind):
-    child = run_child(loop_kind, RUNNER)
-    assert (child.returncode, child.stdout) == (0, "cancelled\ninterrupted\n"), child.stderr
-
 
 # Executors and names
 
