@@ -11,6 +11,7 @@ import dataclasses
 import os
 import select
 import selectors
+import signal
 import socket
 import ssl
 import sys
@@ -322,6 +323,9 @@ _loops: weakref.WeakSet[Loop] = weakref.WeakSet()
 def _forget_parents_loops() -> None:
     for loop in list(_loops):
         loop._after_fork_in_child()
+        if loop._csock is not None:
+            # Signals of the child are none of the parent's; asyncio sees to it from 3.12 on.
+            signal.set_wakeup_fd(-1)
 
 
 os.register_at_fork(after_in_child=_forget_parents_loops)
