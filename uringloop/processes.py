@@ -20,6 +20,7 @@ class SubprocessTransport(unix_events._UnixSubprocessTransport):
     # Set when the child watcher has waited for the child, maybe in another thread: its number may
     # be that of another process from then on.
     _is_reaped = False
+    _is_connecting = False
 
     _closed: bool
     _exit_waiters: list[asyncio.Future[int]]
@@ -60,17 +61,24 @@ class SubprocessTransport(unix_events._UnixSubprocessTransport):
                 pass    # it runs with another user's rights
 
     async def _connect_pipes(self, waiter: asyncio.Future[None] | None) -> None:
+        self._is_connecting = True
         await super()._connect_pipes(waiter)
-        if self._pending_calls is not None and self._proc is not None:
-            # Cancelled: what is not a transport yet must not wait for the collector.
-            for fd, file in enumerate((self._proc.stdin, self._proc.stdout, self._proc.stderr)):
-                if file is not None and self._pipes.get(fd) is None:
-                    file.close()
+        if self._pending_calls is not None:
+            self._close_unconnected()   # it was cancelled
+
+    def _close_unconnected(self) -> None:
+        """Close the pipes that did not become transports: they shall not wait for the collector."""
+        for fd, file in enumerate((self._proc.stdin, self._proc.stdout, self._proc.stderr)):
+            if file is not None and self._pipes.get(fd) is None:
+                # After the connection_lost() of a transport that was being made of it.
+                self._loop.call_soon(file.close)
 
     def _process_exited(self, returncode: int) -> None:
         if self._proc.returncode is not None:
             returncode = self._proc.returncode      # the user polled the Popen object
         super()._process_exited(returncode)
+        if not self._is_connecting:
+            self._close_unconnected()   # the task was cancelled before its first step
         # A grandchild may hold the pipes open for as long as it likes.
         waiters, self._exit_waiters = self._exit_waiters, []
         for waiter in waiters:
