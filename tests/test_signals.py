@@ -382,6 +382,57 @@ def test_a_protocol_may_stop_the_loop_which_loses_nothing(loop, error, method):
     assert loop.run_until_complete(answer()) == "again"
 
 
+@pytest.mark.uvloop_differs("swallows it", UVLOOP_LOOP, run=False)
+@pytest.mark.parametrize("error", STOPPERS)
+def test_a_datagram_protocol_may_stop_the_loop(loop, error):
+    armed = [error]
+
+    class Stopping(asyncio.DatagramProtocol):
+        received = []
+
+        def datagram_received(self, data, address):
+            self.received.append(data)
+            if armed:
+                raise armed.pop()
+
+    ours, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.setblocking(False)
+    transport, protocol = loop.run_until_complete(
+        loop.create_datagram_endpoint(Stopping, sock=ours))
+    peer.send(b"first")
+    peer.send(b"second")
+    with pytest.raises(error):
+        loop.run_forever()
+    loop.run_until_complete(until(lambda: len(protocol.received) == 2))
+    assert protocol.received == [b"first", b"second"]
+    transport.close()
+    peer.close()
+    loop.run_until_complete(ticks())
+
+
+@pytest.mark.uvloop_differs("swallows it", UVLOOP_LOOP, run=False)
+@pytest.mark.parametrize("error", STOPPERS)
+def test_the_protocol_of_a_pipe_may_stop_the_loop(loop, error):
+    armed = [error]
+
+    class Stopping(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            if armed:
+                raise armed.pop()
+
+    reading, writing = os.pipe()
+    transport, protocol = loop.run_until_complete(
+        loop.connect_read_pipe(Stopping, os.fdopen(reading, "rb", 0)))
+    os.write(writing, b"first")
+    with pytest.raises(error):
+        loop.run_forever()
+    os.write(writing, b"second")
+    os.close(writing)
+    assert loop.run_until_complete(protocol.lost()) is None
+    assert protocol.data == b"firstsecond"
+
+
 INTERRUPTED = """
 import os, signal, threading
 def interrupt():
