@@ -53,13 +53,13 @@ def make_loop(kind):
     return loop
 
 
-def run_child(kind, source, *, limit=LIMIT, **options):
+def run_child(kind, source, *, limit=LIMIT, flags=(), environment=(), **options):
     """Runs Python `source` in a new process, with `loop` made there; a CompletedProcess."""
     here = pathlib.Path(__file__).resolve().parent
     search = os.pathsep.join([os.fspath(here), *(entry for entry in sys.path if entry)])
-    environment = {**os.environ, "PYTHONPATH": search}
+    environment = {**os.environ, "PYTHONPATH": search, **dict(environment)}
     head = f"import asyncio, helpers\nkind = {kind!r}\nloop = helpers.make_loop(kind)\n"
-    command = [sys.executable, "-c", head + source]
+    command = [sys.executable, *flags, "-c", head + source]
     return subprocess.run(
         command, env=environment, timeout=limit, capture_output=True, text=True, **options
     )
