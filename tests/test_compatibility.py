@@ -29,7 +29,7 @@ from uringloop import _core  # noqa: E402
 DOCUMENT = ROOT / "docs" / "compatibility.md"
 FILES = [*sorted((ROOT / "uringloop").glob("*/*.pxi")), *sorted((ROOT / "uringloop").glob("*.py"))]
 SUPPORTED = ("3.11", "3.12", "3.13")
-RUNNING = "%d.%d" % sys.version_info[:2]
+RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 NO_SUCH_METHOD = "-"
 INTERFACES = {"stream": asyncio.Transport, "datagram": asyncio.DatagramTransport,
               "subprocess": asyncio.SubprocessTransport}

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import json
 import os
 import socket
@@ -30,7 +31,11 @@ def connect(address, family=socket.AF_INET):
     """A blocking client socket."""
     sock = socket.socket(family)
     sock.settimeout(20)
-    sock.connect(address)
+    try:
+        sock.connect(address)
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 
@@ -349,6 +354,7 @@ async def test_closing_the_server_with_connections_waiting_loses_no_descriptor(l
     await until(lambda: all(protocol.lost_with for protocol in keeper.made))
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_the_loop_closes_with_a_server_and_its_connections(loop, errors):
     keeper = Keeper()
 
@@ -363,6 +369,7 @@ def test_the_loop_closes_with_a_server_and_its_connections(loop, errors):
     keeper.made.clear()
     del server, keeper
     client.close()
+    gc.collect()
 
 
 STARVED = """
