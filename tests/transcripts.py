@@ -32,7 +32,7 @@ SUBSTITUTIONS = [(re.compile(pattern), text) for pattern, text in (
 )]
 
 
-FRAME = re.compile(r' *File "([^"]*)", line \d+, in (\S+)\n?((?:    .*\n?)*)')
+FRAME = re.compile(r' *File "([^"]*)", line \d+, in ([^\n]+)\n?((?:    .*\n?)*)')
 
 
 def _frame(found):

@@ -38,6 +38,10 @@ cdef class Operation:
         """Take an answer: a CQE's result and flags, or (events, READINESS) from the poller."""
         raise NotImplementedError
 
+    cdef object owner(self):
+        """Whom a log line names for this request."""
+        return self
+
     cdef int discard(self, int32_t result, uint32_t flags) except -1:
         """Take an answer that nobody waits for, while the loop is torn down: free what it owns."""
         return 0

@@ -174,7 +174,7 @@ cdef class LoopCore:
             raise TypeError("delay must not be None")
         self.check_open()
         if self._debug:
-            self.check_debug(callback, "call_later")
+            self.check_debug(callback, "call_at")   # the method that asyncio names
         cdef double seconds = delay
         return self.make_timer(<double>liburing.monotonic_ns() / 1e9 + seconds,
                                callback, args, context)
@@ -408,8 +408,7 @@ cdef class LoopCore:
         """asyncio's warning about what held the loop longer than slow_callback_duration."""
         cdef double seconds = elapsed_ns * 1e-9
         if seconds >= self.slow_callback_duration:
-            if isinstance(what, Handle):
-                what = base_events._format_handle(what)
+            what = base_events._format_handle(what) if isinstance(what, Handle) else repr(what)
             asyncio_logger.warning("Executing %s took %.3f seconds", what, seconds)
         return 0
 
@@ -440,9 +439,10 @@ cdef class LoopCore:
             if answer.flags != READINESS and not answer.flags & liburing.IORING_CQE_F_MORE:
                 self.ring.finished(operation)
             if self._debug:
+                owner = operation.owner()
                 started = liburing.monotonic_ns()
                 operation.complete(answer.result, answer.flags)
-                self.log_if_slow(operation, liburing.monotonic_ns() - started)
+                self.log_if_slow(owner, liburing.monotonic_ns() - started)
             else:
                 operation.complete(answer.result, answer.flags)
         return 0

@@ -11,8 +11,8 @@
 cdef class AcceptOperation(Operation):
     cdef Listener listener
 
-    def __repr__(self):
-        return repr(self.listener)
+    cdef object owner(self):
+        return self.listener
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         if flags == READINESS:

@@ -33,8 +33,8 @@ cdef class Receiver(Operation):
     cdef object end             # None; EOFError for end of file; or the OSError
     cdef InactivityTimer timer  # None without a timeout
 
-    def __repr__(self):
-        return repr(self.transport)
+    cdef object owner(self):
+        return self.transport
 
     cdef int preload(self, list items) except -1:
         """Hold what was received before there was a transport: bytes, maybe an OSError last."""

@@ -41,8 +41,8 @@ cdef class Sender(Operation):
     def __dealloc__(self):
         PyMem_RawFree(self.vectors)
 
-    def __repr__(self):
-        return repr(self.transport)
+    cdef object owner(self):
+        return self.transport
 
     cdef inline int append(self, bytes chunk) except -1:
         if self.timer is not None and not self.size:
