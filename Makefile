@@ -38,7 +38,7 @@ run: build
 	$(python) -m benchmarks http
 
 test: build
-	$(python) -X dev -m pytest tests $(PYTEST_ARGS)
+	$(python) -X dev -W error -m pytest tests $(PYTEST_ARGS)
 
 test-epoll: build
 	URINGLOOP_BACKEND=epoll $(python) -m pytest tests $(PYTEST_ARGS)

@@ -262,6 +262,7 @@ async def test_close_clients_ends_the_connections(loop, method):
 
 
 @pytest.mark.uvloop_differs("does not serve the next connection", UVLOOP_STREAM, run=False)
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # asyncio leaves it behind
 @pytest.mark.parametrize("debug", [False, True])
 async def test_an_exception_out_of_the_factory_is_reported_in_debug_mode(loop, debug):
     texts, tried = [], []
