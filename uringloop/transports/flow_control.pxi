@@ -16,7 +16,7 @@ cdef class FlowControlTransport(Transport):
     cdef Py_ssize_t high_water, low_water
     cdef bint writing_paused
     # Where resume_writing(), and connection_lost() after a close() that had to wait, run: asyncio
-    # copies the context when it starts to wait.
+    # copies the context when it starts to wait, and keeps it until all output is sent.
     cdef object writing_context
 
     cdef Py_ssize_t output_size(self) noexcept:
@@ -50,7 +50,8 @@ cdef class FlowControlTransport(Transport):
         if self.writing_paused or self.output_size() <= self.high_water:
             return 0
         self.writing_paused = True
-        self.writing_context = PyContext_CopyCurrent()
+        if self.writing_context is None:
+            self.writing_context = PyContext_CopyCurrent()
         try:
             self.protocol.pause_writing()
         except (SystemExit, KeyboardInterrupt):
@@ -63,8 +64,6 @@ cdef class FlowControlTransport(Transport):
         if not self.writing_paused or self.output_size() > self.low_water:
             return 0
         self.writing_paused = False
-        if not self.closing:
-            self.writing_context = None
         try:
             self.protocol.resume_writing()
         except (SystemExit, KeyboardInterrupt):

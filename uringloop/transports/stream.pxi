@@ -287,6 +287,8 @@ cdef class StreamTransport(FlowControlTransport):
             self.sender.failed(error)
         elif self.sender.size or self.awaits_drain():
             self.loop.mark_dirty(self)
+        else:
+            self.writing_context = None
         return 0
 
     cdef int output_sent(self) except -1:
@@ -304,6 +306,8 @@ cdef class StreamTransport(FlowControlTransport):
         self.maybe_resume_writing()
         if self.sender.size or self.lost:
             return 0
+        if not self.closing:
+            self.writing_context = None
         if self.empty_waiter is not None and not self.empty_waiter.done():
             self.empty_waiter.set_result(None)
         if self.closing:
