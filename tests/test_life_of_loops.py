@@ -36,8 +36,9 @@ def test_a_running_loop_refuses_to_run_and_to_close(loop_kind, ledger):
             say.error(loop.run_until_complete, loop.create_future())
             say.error(loop.close)
             other = asyncio.SelectorEventLoop()
-            say.error(other.run_forever)
-            say.error(other.run_until_complete, other.create_future())
+            if not PY313:  # where it resets the state of the outer loop: gh-130145
+                say.error(other.run_forever)
+                say.error(other.run_until_complete, other.create_future())
             other.close()
             made = asyncio.sleep(0)
             say.error(asyncio.run, made)
@@ -286,8 +287,15 @@ def run():
 @pytest.mark.parametrize("left", LEFT)
 @pytest.mark.uvloop_differs("does not warn of unclosed loops, and debugs otherwise", UVLOOP_LOOP)
 def test_a_process_ends_with(loop_kind, left, end, dev):
+    own_noise = "$^"
+    if loop_kind != "asyncio" and PY313 and end == "dropped":
+        # Its loop fails to close when the interpreter is nearly gone, which leaves the self-pipe.
+        own_noise = (r"Exception ignored in: <function BaseEv.*\nTraceback.*\nImportError.*\n?"
+                     r"|<sys>:0: ResourceWarning: unclosed <socket.socket fd=N, family=1,.*\n?")
+        if left == "a generator":
+            pytest.skip("the loop that fails to close forgets the generator's end as well")
     assert_child_as_asyncio(loop_kind, f"{HEAD}{LEFT[left]}\n{ENDS[end]}\nprint('over')\n",
-                            flags=("-X", "dev") if dev else ())
+                            flags=("-X", "dev") if dev else (), but=own_noise)
 
 
 # Runners and frameworks
