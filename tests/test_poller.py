@@ -1,6 +1,7 @@
 """add_reader and add_writer: what wakes, what is refused, what happens to reused descriptors."""
 
 import asyncio
+import gc
 import os
 import socket
 import tempfile
@@ -487,6 +488,7 @@ def test_readiness_shows_within_few_iterations(loop):
     right.close()
 
 
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # uvloop drops one
 def test_a_file_that_is_refused_is_not_kept(loop):
     with tempfile.TemporaryFile() as file:
         reference = weakref.ref(file)
@@ -494,3 +496,4 @@ def test_a_file_that_is_refused_is_not_kept(loop):
             loop.add_reader(file, print)
     del file
     assert reference() is None
+    gc.collect()
