@@ -1,6 +1,7 @@
 """Servers: listening, closing, bursts, running out of descriptors."""
 
 import asyncio
+import contextlib
 import errno
 import gc
 import json
@@ -247,15 +248,15 @@ async def test_wait_closed_of_a_closed_server_returns_at_once(loop):
 async def test_close_clients_ends_the_connections(loop, method):
     keeper = Keeper()
     async with serving(keeper) as (server, address):
-        clients = [await in_thread(connect, address) for _ in range(3)]
-        await until(lambda: len(keeper.made) == 3 and all(p.transport for p in keeper.made))
-        server.close()
-        getattr(server, method)()
-        for protocol in keeper.made:
-            assert await protocol.lost() is None
-        await server.wait_closed()
-        for client in clients:
-            client.close()
+        with contextlib.ExitStack() as clients:
+            for _ in range(3):
+                clients.enter_context(await in_thread(connect, address))
+            await until(lambda: len(keeper.made) == 3 and all(p.transport for p in keeper.made))
+            server.close()
+            getattr(server, method)()
+            for protocol in keeper.made:
+                assert await protocol.lost() is None
+            await server.wait_closed()
 
 
 # The protocol factory
