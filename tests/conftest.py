@@ -9,6 +9,7 @@ import functools
 import gc
 import inspect
 import os
+import ssl
 import subprocess
 import time
 
@@ -195,3 +196,11 @@ def certificate(tmp_path_factory):
     except FileNotFoundError:
         pytest.skip("the openssl command is not installed")
     return os.fspath(certificate), os.fspath(key)
+
+
+@pytest.fixture
+def contexts(certificate):
+    """(server's, client's) SSL contexts."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*certificate)
+    return server, ssl.create_default_context(cafile=certificate[0])

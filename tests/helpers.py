@@ -322,6 +322,38 @@ async def two_transports(left_factory=Recorder, right_factory=Recorder, family="
 
 
 @contextlib.asynccontextmanager
+async def tls_connected(contexts, factory=Recorder, *, server_side=False, small=True, **options):
+    """A TLS transport on the running loop, its protocol, and the blocking TLS peer."""
+    loop = asyncio.get_running_loop()
+
+    def wrap(sock):
+        name = "localhost" if server_side else None
+        context = contexts[1] if server_side else contexts[0]
+        return context.wrap_socket(sock, server_side=not server_side, server_hostname=name,
+                                   suppress_ragged_eofs=False)
+
+    with socket_pair(small=small) as (ours, peer):
+        # The end of a record would wait for the delayed ACK of its beginning.
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        wrapping = asyncio.ensure_future(in_thread(wrap, peer))
+        protocol = factory()
+        if server_side:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, ours, ssl=contexts[0], **options)
+        else:
+            transport, _ = await loop.create_connection(
+                lambda: protocol, sock=ours, ssl=contexts[1], server_hostname="localhost",
+                **options)
+        with await wrapping as tls_peer:
+            try:
+                yield transport, protocol, tls_peer
+            finally:
+                if not protocol.lost_with:
+                    transport.abort()
+                await until(lambda: protocol.lost_with)
+
+
+@contextlib.asynccontextmanager
 async def serving(factory, **options):
     """A TCP server on a free port of 127.0.0.1: (server, address)."""
     loop = asyncio.get_running_loop()

@@ -68,15 +68,6 @@ async def test_connecting_by_host_name_works(loop):
 # TLS
 
 
-@pytest.fixture
-def contexts(certificate):
-    """(server's, client's) SSL contexts."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(*certificate)
-    client = ssl.create_default_context(cafile=certificate[0])
-    return server, client
-
-
 async def test_tls_echoes_large_data(loop, contexts):
     data = pattern(1 << 20)
     server = await loop.create_server(Echo, "127.0.0.1", 0, ssl=contexts[0])

@@ -19,7 +19,7 @@ import threading
 import weakref
 from asyncio import base_events, constants, events, sslproto
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import IO, Any, TypeVar, TypeVarTuple, Unpack
 
 from . import _core, backend
 from .datagram import Address, DatagramTransport
@@ -224,6 +224,23 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
                                 transport: SubprocessTransport) -> None:
         transport._is_reaped = True
         super()._child_watcher_callback(pid, returncode, transport)
+
+    async def _sendfile_native(self, transp: Any, file: IO[bytes], offset: int,
+                               count: int | None) -> int:
+        # asyncio's leaves the transport paused when it is cancelled in the wait (gh-157025).
+        del self._transports[transp._sock_fd]
+        was_reading = transp.is_reading()
+        transp.pause_reading()
+        try:
+            await transp._make_empty_waiter()
+            if transp.is_closing():
+                raise ConnectionError("Connection is closed by peer")
+            return await self.sock_sendfile(transp._sock, file, offset, count, fallback=False)
+        finally:
+            transp._reset_empty_waiter()
+            self._transports[transp._sock_fd] = transp
+            if was_reading:
+                transp.resume_reading()
 
     def _start_serving(
             self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket,

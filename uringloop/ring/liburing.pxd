@@ -178,6 +178,7 @@ cdef extern from "<sys/socket.h>" nogil:
         SOCK_NONBLOCK
         SOCK_CLOEXEC
         SHUT_WR
+        SHUT_RDWR
         MSG_NOSIGNAL
         MSG_WAITALL
         MSG_DONTWAIT

@@ -356,6 +356,8 @@ cdef class StreamTransport(FlowControlTransport):
 
     def _reset_empty_waiter(self):
         self.empty_waiter = None
+        if self.finished:
+            self.release_when_idle()
 
     # --- both --------------------------------------------------------------------------------
 
@@ -394,14 +396,29 @@ cdef class StreamTransport(FlowControlTransport):
             self.writing_context = PyContext_CopyCurrent()
 
     cdef bint is_idle(self) noexcept:
-        return self.receiver.state == IDLE and self.sender.state == IDLE
+        # sendfile uses the descriptor, too, from its wait for an empty buffer to its end.
+        return (self.receiver.state == IDLE and self.sender.state == IDLE
+                and self.empty_waiter is None)
 
     def _call_connection_lost(self, exc):
-        waiter = self.empty_waiter
         self.sender.set_timer(None)
-        Transport._call_connection_lost(self, exc)
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(ConnectionError("Connection is closed by peer"))
+        try:
+            Transport._call_connection_lost(self, exc)
+        finally:
+            self.end_sendfile(exc)
+
+    cdef int end_sendfile(self, exc) except -1:
+        """Tell a sendfile in progress that the connection is lost; it gives the descriptor back."""
+        if self.empty_waiter is None:
+            return 0
+        if self.empty_waiter.done():
+            # It may wait for the socket to be writable: now it is, and sendfile(2) fails.
+            liburing.shutdown(self.fd, liburing.SHUT_RDWR)
+        elif exc is not None:
+            self.empty_waiter.set_exception(exc)
+        else:
+            self.empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
+        return 0
 
     cdef int release_when_idle(self) except -1:
         if self.is_idle():
