@@ -17,7 +17,7 @@ import ssl
 import sys
 import threading
 import weakref
-from asyncio import base_events, constants, events, sslproto
+from asyncio import base_events, constants, events
 from collections.abc import Callable, Coroutine
 from typing import IO, Any, TypeVar, TypeVarTuple, Unpack
 
@@ -26,6 +26,7 @@ from .datagram import Address, DatagramTransport
 from .options import LoopOptions, effective_options
 from .pipes import WritePipeTransport
 from .processes import SubprocessTransport, child_watcher
+from .tls import SSLProtocol, checked_for_tls
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -180,7 +181,7 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
             ssl_shutdown_timeout: float | None = constants.SSL_SHUTDOWN_TIMEOUT,
     ) -> asyncio.Transport:
         self._ensure_fd_no_transport(rawsock)
-        ssl_protocol = sslproto.SSLProtocol(
+        ssl_protocol = SSLProtocol(
             self, protocol, sslcontext, waiter, server_side, server_hostname,
             ssl_handshake_timeout=ssl_handshake_timeout,
             ssl_shutdown_timeout=ssl_shutdown_timeout)
@@ -224,6 +225,38 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
                                 transport: SubprocessTransport) -> None:
         transport._is_reaped = True
         super()._child_watcher_callback(pid, returncode, transport)
+
+    async def start_tls(
+            self, transport: asyncio.WriteTransport, protocol: asyncio.BaseProtocol,
+            sslcontext: ssl.SSLContext, *, server_side: bool = False,
+            server_hostname: str | None = None, ssl_handshake_timeout: float | None = None,
+            ssl_shutdown_timeout: float | None = None) -> asyncio.Transport | None:
+        """Go on with TLS over a transport: returns the transport that the protocol uses from now.
+
+        None if the connection was closed here before or meanwhile. A failed handshake closes it
+        and raises.
+        """
+        plain = checked_for_tls(transport, sslcontext)
+        if plain.is_closing() and plain.get_protocol() is None:
+            return None     # connection_lost() was called: nothing would end the handshake
+        waiter = self.create_future()
+        ssl_protocol = SSLProtocol(
+            self, protocol, sslcontext, waiter, server_side, server_hostname,
+            call_connection_made=False, ssl_handshake_timeout=ssl_handshake_timeout,
+            ssl_shutdown_timeout=ssl_shutdown_timeout)
+        # Nothing may reach the new protocol before its connection_made().
+        plain.pause_reading()
+        ssl_protocol.take_over(plain)
+        handles = (self.call_soon(ssl_protocol.connection_made, plain),
+                   self.call_soon(plain.resume_reading))
+        try:
+            await waiter
+        except BaseException:
+            plain.close()
+            for handle in handles:
+                handle.cancel()
+            raise
+        return ssl_protocol._app_transport
 
     async def _sendfile_native(self, transp: Any, file: IO[bytes], offset: int,
                                count: int | None) -> int:
