@@ -483,6 +483,7 @@ async def test_sock_sendfile_refuses_datagrams_text_and_tls(loop, file, contexts
         with pytest.raises(ValueError, match="binary mode"):
             await loop.sock_sendfile(ours, text)
     with socket.socket() as sock:
+        sock.setblocking(False)
         with contexts[1].wrap_socket(sock, server_hostname="localhost") as tls:
             with pytest.raises(TypeError, match="SSLSocket"):
                 await loop.sock_sendfile(tls, file)

@@ -621,8 +621,10 @@ async def test_connect_accepted_socket_checks_its_arguments(loop):
 async def test_a_socket_of_a_transport_cannot_be_given_to_another(loop):
     async with connected() as (transport, protocol, peer):
         sock = socket.socket(fileno=transport.get_extra_info("socket").fileno())
-        with pytest.raises(RuntimeError, match="is used by transport"):
-            await loop.connect_accepted_socket(Echo, sock)
-        sock.detach()
+        try:
+            with pytest.raises(RuntimeError, match="is used by transport"):
+                await loop.connect_accepted_socket(Echo, sock)
+        finally:
+            sock.detach()
         peer.sendall(b"x")
         assert await protocol.received(1) == b"x"

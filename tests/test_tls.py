@@ -458,6 +458,7 @@ async def test_a_peer_that_never_answers(loop, contexts):
 async def test_a_certificate_that_does_not_fit_is_refused(loop, contexts, name, context):
     context = contexts[1] if context else ssl.create_default_context()
     made, before = [], None
+    loop.set_debug(False)       # it reports failed handshakes of servers
 
     def factory():
         made.append(Recorder())
@@ -476,6 +477,7 @@ async def test_a_certificate_that_does_not_fit_is_refused(loop, contexts, name, 
 
 async def test_a_server_survives_bad_clients(loop, contexts):
     made = []
+    loop.set_debug(False)       # it reports failed handshakes of servers
 
     class Good(Echo):
         def connection_made(self, transport):
