@@ -559,3 +559,20 @@ async def test_accepted_sockets_know_that_they_do_not_block(loop):
         keeper.made[0].transport.abort()
         await ticks()
     server.close()
+
+
+@pytest.mark.asyncio_differs("refuses, but Server.close() raises ValueError then",
+                             "https://docs.python.org/3/library/selectors.html: unregister()")
+@pytest.mark.uvloop_differs("has a duplicate of the socket", UVLOOP_SERVER)
+async def test_a_listening_socket_closed_under_its_server_refuses(loop):
+    for _ in range(20):
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = await loop.create_server(Recorder, sock=listener)
+        address = listener.getsockname()
+        client = await in_thread(connect, address)
+        listener.close()
+        await ticks(20)     # a loop that never sleeps looks, too
+        with pytest.raises(ConnectionRefusedError):
+            await in_thread(lambda address=address: connect(address).close())
+        client.close()
+        server.close()

@@ -177,6 +177,7 @@ async def test_a_detached_socket_keeps_what_is_held(loop):
         peer.sendall(b"kept")
         await ticks()
         with socket.socket(fileno=ours.detach()) as other:
+            other.setblocking(False)
             peer.sendall(b" and more")
             got = b""
             while len(got) < 13:

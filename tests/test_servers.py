@@ -578,6 +578,9 @@ async def test_a_socket_of_the_ssl_module_is_a_type_error(loop, contexts):
                 await loop.create_connection(Recorder, sock=tls)
 
 
+# asyncio leaves the socket to the collector, which says so.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("arguments", [{}, {"ssl": True}])
 async def test_an_exception_out_of_the_clients_factory_is_raised(loop, contexts, arguments):
     def factory():

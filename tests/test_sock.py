@@ -257,7 +257,7 @@ async def test_what_came_for_a_cancelled_call_stays_with_the_socket(loop, loop_k
             other = socket.socket(fileno=ours.detach())
         else:
             other = ours.dup()
-            other.setblocking(False)
+        other.setblocking(False)
         with other:
             assert await loop.sock_recv(other, 10) == b"kept"
 
@@ -511,14 +511,15 @@ async def test_a_socket_dropped_under_a_call(loop, loop_kind):
     ours, peer = make_pair()
     with peer:
         task = await waiting(loop, loop.sock_recv(ours, 10))
-        del ours
-        gc.collect()
-        peer.sendall(b"still there")
-        assert await task == b"still ther"
-        del task
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
+            del ours
             gc.collect()
+            peer.sendall(b"still there")
+            assert await task == b"still ther"
+            del task
+            gc.collect()
+            await ticks()
 
 
 # Connecting and accepting
@@ -782,6 +783,7 @@ async def test_blocking_sockets_are_refused_in_debug_mode(loop):
 
 async def test_a_blocking_socket_does_not_block_the_loop(loop, loop_kind):
     only_ours(loop_kind, "asyncio's blocks")
+    loop.set_debug(False)
     with socket_pair() as (ours, peer):
         ours.setblocking(True)
         task = await waiting(loop, loop.sock_recv(ours, 10))

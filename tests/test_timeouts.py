@@ -1127,6 +1127,8 @@ async def test_a_timer_keeps_no_transport(loop, in_a_cycle):
 
 
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_closing_the_loop_with_timers_pending(new_loop):
     loop = new_loop()
 

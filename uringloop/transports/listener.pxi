@@ -33,7 +33,7 @@ cdef class AcceptOperation(Operation):
 
 @cython.final
 cdef class Listener(Flushable):
-    cdef LoopCore loop
+    cdef SockLoop loop
     cdef object sock, server, protocol_factory, sslcontext, context
     cdef object handshake_timeout, shutdown_timeout
     cdef int fd, backlog
@@ -50,7 +50,9 @@ cdef class Listener(Flushable):
         return f"<Listener fd={self.fd} server={self.server!r}>"
 
     cdef int start(self) except -1:
-        self.serving = True
+        if not self.serving:
+            self.serving = True
+            self.loop.listeners.append(self)
         return self.loop.mark_dirty(self)
 
     cdef int flush(self) except -1:
@@ -82,7 +84,9 @@ cdef class Listener(Flushable):
 
     cdef int stop(self) except -1:
         """Accept nothing more; the caller closes the socket."""
-        self.serving = False
+        if self.serving:
+            self.serving = False
+            self.loop.listeners.remove(self)
         return self.halt()
 
     cdef int request_ended(self, int32_t result) except -1:
@@ -171,7 +175,7 @@ cdef class Listener(Flushable):
         return 0
 
 
-def make_listener(LoopCore loop, protocol_factory, sock, sslcontext, server, backlog,
+def make_listener(SockLoop loop, protocol_factory, sock, sslcontext, server, backlog,
                   handshake_timeout, shutdown_timeout):
     """Start to accept on a listening socket; stop_listener() ends it."""
     cdef Listener listener = Listener.__new__(Listener, _BY_THE_LOOP)

@@ -9,13 +9,17 @@ _DIRECT_METHODS = {RECV: "recv", RECV_INTO: "recv_into", SENDALL: "send"}
 
 
 cdef enum:
+    # How many sockets are looked at, whether they were closed: before the loop blocks, and in each
+    # tick, for a loop that never blocks.
     LOOKS_PER_WAIT = 256
+    LOOKS_PER_TICK = 8
 
 
 cdef class SockLoop(LoopCore):
     cdef list input_queues, output_queues       # by descriptor; None: none waited yet
     cdef list busy_queues       # with a call that waits
     cdef list unarmed_queues    # whose head has no request yet
+    cdef list listeners         # of servers
     cdef list read_aheads
     cdef Py_ssize_t next_look, unlooked     # of before_wait()
     cdef Stash stash
@@ -28,6 +32,7 @@ cdef class SockLoop(LoopCore):
         self.output_queues = []
         self.busy_queues = []
         self.unarmed_queues = []
+        self.listeners = []
         self.read_aheads = []
         self.stash = Stash()
         self.foreign_transports = {}
@@ -170,6 +175,7 @@ cdef class SockLoop(LoopCore):
     cdef int before_submit(self) except -1:
         cdef SocketQueue queue
         cdef Py_ssize_t i = 0
+        self.look_for_closed(LOOKS_PER_TICK)
         while i < PyList_GET_SIZE(self.unarmed_queues):
             queue = <SocketQueue>PyList_GET_ITEM(self.unarmed_queues, i)
             queue.arm()
@@ -178,29 +184,33 @@ cdef class SockLoop(LoopCore):
         return 0
 
     cdef bint before_wait(self) except -1:
-        """A request in flight holds its file: end those of sockets that were closed.
-
-        Some at a time; when nothing has run since all were looked at, the loop may sleep.
-        """
-        cdef Py_ssize_t i, count = (
-            PyList_GET_SIZE(self.busy_queues) + PyList_GET_SIZE(self.read_aheads))
+        # When nothing has run since all were looked at, the loop may sleep.
         if not self.is_idle:
-            self.unlooked = count
-        for i in range(min(count, LOOKS_PER_WAIT)):
+            self.unlooked = self.watched_sockets()
+        self.look_for_closed(LOOKS_PER_WAIT)
+        return self.unlooked > 0
+
+    cdef Py_ssize_t watched_sockets(self) noexcept:
+        return (PyList_GET_SIZE(self.busy_queues) + PyList_GET_SIZE(self.read_aheads)
+                + PyList_GET_SIZE(self.listeners))
+
+    cdef int look_for_closed(self, Py_ssize_t looks) except -1:
+        """A request in flight holds its file: end those whose sockets were closed, some at a time,
+        in turn."""
+        cdef Py_ssize_t i
+        for i in range(min(looks, self.watched_sockets())):
             # Backwards, because one that leaves a list puts the last into its place.
-            if self.next_look == 0:
-                self.next_look = PyList_GET_SIZE(self.busy_queues) + PyList_GET_SIZE(
-                    self.read_aheads)
-                if self.next_look == 0:
-                    break
+            if self.next_look <= 0:
+                self.next_look = self.watched_sockets()
             self.next_look -= 1
             self.look_at(self.next_look)
             self.unlooked -= 1
-        return self.unlooked > 0
+        return 0
 
     cdef int look_at(self, Py_ssize_t place) except -1:
         cdef SocketQueue queue
         cdef ReadAhead ahead
+        cdef Listener listener
         if place < PyList_GET_SIZE(self.busy_queues):
             queue = <SocketQueue>PyList_GET_ITEM(self.busy_queues, place)
             if awaitable.socket_fd(queue.head.sock) != queue.fd:
@@ -211,6 +221,11 @@ cdef class SockLoop(LoopCore):
             ahead = <ReadAhead>PyList_GET_ITEM(self.read_aheads, place)
             if not ahead.is_of(ahead.sock()):
                 ahead.stop()
+            return 0
+        place -= PyList_GET_SIZE(self.read_aheads)
+        if place < PyList_GET_SIZE(self.listeners):
+            listener = <Listener>PyList_GET_ITEM(self.listeners, place)
+            listener.is_open()          # stops it if not
         return 0
 
     def _release(self):
@@ -221,6 +236,7 @@ cdef class SockLoop(LoopCore):
             self.output_queues.clear()
             self.busy_queues.clear()
             self.unarmed_queues.clear()
+            self.listeners.clear()
             self.read_aheads.clear()
             self.stash.clear()
             self.any_done_future = None

@@ -134,6 +134,7 @@ cdef class SocketCall:
                 return True
         if queue is None:
             raise os_error(EBADF)
+        self.loop.check_open()
         self.loop.check_not_owned(queue.fd)
         self.state = WAITING
         self.blocking = True
