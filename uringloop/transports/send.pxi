@@ -30,6 +30,8 @@ cdef class Sender(Operation):
     cdef Py_ssize_t size        # bytes in all that are not sent
     cdef bint watching          # the last request was made to the poller, not to the ring
     cdef InactivityTimer timer  # None without a timeout
+    cdef Py_ssize_t in_flight_size
+    cdef bint cut_short         # the last request in the ring sent less than that
     cdef bint dropped           # what is in flight belongs to a connection that was aborted
     cdef liburing.msghdr message
     cdef liburing.iovec *vectors
@@ -144,7 +146,7 @@ cdef class Sender(Operation):
                         exc, "Fatal write error on socket transport")
                 self.watching = True
             return self.transport.output_sent()
-        self.gather()
+        self.in_flight_size = self.gather()
         self.watching = False
         if self.message.msg_iovlen == 1:
             sqe = loop.ring.start(self, liburing.IORING_OP_SEND, self.transport.fd,
@@ -169,6 +171,7 @@ cdef class Sender(Operation):
                 self.transport.release_when_idle()
             return 0
         elif result >= 0:
+            self.cut_short = result < self.in_flight_size and self.timer is None
             self.consume(result)
         elif not is_retry(result):
             error = -result
@@ -185,6 +188,10 @@ cdef class Sender(Operation):
         return 0
 
     cdef int failed(self, int error) except -1:
+        if error == EPIPE and self.cut_short:
+            # The kernel dropped the error that ended MSG_WAITALL half-way, and EPIPE says only that
+            # there was one.
+            error = ECONNRESET
         return self.transport.fatal_error(
             os_error(error), "Fatal write error on socket transport")
 
