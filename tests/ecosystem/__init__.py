@@ -1,0 +1,1 @@
+"""Test suites of other projects on uringloop: suites.py, expected.txt (see README.md)."""
