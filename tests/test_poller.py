@@ -497,3 +497,15 @@ def test_a_file_that_is_refused_is_not_kept(loop):
     del file
     assert reference() is None
     gc.collect()
+
+
+def test_the_selector_is_asked_by_number_and_by_object(loop, pair):
+    left, _ = pair
+    if not isinstance(loop, asyncio.SelectorEventLoop):
+        pytest.skip("only selector loops have a _selector")
+    with pytest.raises(KeyError):
+        loop._selector.get_key(left)
+    loop.add_reader(left, nothing)
+    assert loop._selector.get_key(left).fd == left.fileno()
+    assert loop._selector.get_key(left) == loop._selector.get_key(left.fileno())
+    loop.remove_reader(left)

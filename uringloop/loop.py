@@ -301,8 +301,9 @@ class _Descriptors:
     def get_map(self) -> "_Descriptors":
         return self
 
-    def get(self, fd: int, default: Any = None) -> Any:
-        """The SelectorKey of a watched descriptor."""
+    def get(self, file: Any, default: Any = None) -> Any:
+        """The SelectorKey of a watched descriptor or file object."""
+        fd: int = file if isinstance(file, int) else file.fileno()
         watched = self._loop._watched(fd)
         if watched is None:
             return default
@@ -311,10 +312,10 @@ class _Descriptors:
                 | (selectors.EVENT_WRITE if mask & select.EPOLLOUT else 0))
         return selectors.SelectorKey(fd, fd, mask, (reader, writer))
 
-    def get_key(self, fd: int) -> selectors.SelectorKey:
-        key: selectors.SelectorKey | None = self.get(fd)
+    def get_key(self, file: Any) -> selectors.SelectorKey:
+        key: selectors.SelectorKey | None = self.get(file)
         if key is None:
-            raise KeyError(f"{fd!r} is not registered")
+            raise KeyError(f"{file!r} is not registered")
         return key
 
     def close(self) -> None:
