@@ -47,8 +47,8 @@ class Environment:
         self.search_path = _uringloop_alone()
 
     def install(self, suite):
-        """pytest, and what the suite requires."""
-        wanted = ["pytest", *suite.requires]
+        """pytest and uvloop, and what the suite requires."""
+        wanted = ["pytest", "uvloop", *suite.requires]
         if suite.project:
             wanted.append(f"{suite.project}=={suite.version}")
         stamp = self.folder / f"installed-{suite.name}"
