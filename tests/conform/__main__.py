@@ -8,6 +8,7 @@ import argparse
 import os
 import pathlib
 import shutil
+import signal
 import sys
 
 import ecosystem.suites
@@ -67,6 +68,7 @@ def make_plans(options):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))    # ends the children, too
     options = arguments()
     if options.fresh:
         shutil.rmtree(plan.results_folder(), ignore_errors=True)

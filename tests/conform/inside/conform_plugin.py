@@ -18,7 +18,7 @@ import pytest
 faulthandler.enable()
 
 _process = os.getpid()
-_log = open(os.environ["CONFORM_EVENTS"], "a", buffering=1)  # noqa: SIM115
+_log = open(os.environ["CONFORM_EVENTS"], "a", buffering=1)
 _outcomes = {}
 _rank = {"passed": 0, "skipped": 1, "failed": 2}
 
@@ -81,3 +81,7 @@ def _result(test, outcome, message):
 
 def pytest_sessionfinish(session, exitstatus):
     emit("end", loops=conform_inject.made)
+
+
+def pytest_unconfigure():
+    _log.close()
