@@ -434,6 +434,19 @@ def test_a_closed_connection_leaves_no_cycle(loop_kind):
     loop.close()
 
 
+def test_a_closed_loop_is_freed_without_the_collector(loop_kind):
+    gc.disable()
+    try:
+        loop = make_loop(loop_kind)
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        reference = weakref.ref(loop)
+        del loop
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
 def test_an_aborted_connection_ends_with_the_loop(loop_kind):
     """The last answer may come only when the loop is closed; the descriptor must not stay."""
     loop = make_loop(loop_kind)

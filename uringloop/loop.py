@@ -323,6 +323,8 @@ class _Descriptors:
         loop = self._loop
         loop._release()
         loop._listeners.clear()
+        # A dictionary that does not know the loop: no cycle, a closed loop that is let go is freed.
+        loop._transports = weakref.WeakValueDictionary()
 
 
 class _Transports(weakref.WeakValueDictionary[int, Any]):
