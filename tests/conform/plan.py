@@ -1,9 +1,9 @@
 """Which files run where: every test file on every loop, side by side, then the doubtful again.
 
 A failure on one loop may be chance (foreign tests measure time, and the machine is busy), so what
-failed runs again, alone. On asyncio one success is enough to hold uringloop to it. On uringloop a
-test must pass STEADY times in a row to count as unsteady only; hangs and crashes get no such
-chance. Results of asyncio and uvloop are kept and used again as long as what they depend on is
+failed runs again with nothing beside it: first its whole file, then it alone. On asyncio one
+success is enough to hold uringloop to it. On uringloop a test must pass STEADY times in a row to
+count as unsteady only; hangs and crashes get no such chance. Results of asyncio and uvloop are kept and used again as long as what they depend on is
 the same.
 """
 
@@ -111,11 +111,13 @@ class Plan:
         for number in range(1, runs + 1):
             if process.stopping.is_set() or not tests:
                 return
-            file = self.run_file(column, name, only=tests, log=f".again{number}")
+            only = tests if number > 1 else None    # the first time what ran before it, too
+            file = self.run_file(column, name, only=only, log=f".again{number}")
             for test, result in file.results.items():
                 if result.outcome in ("hang", "crash"):
                     column.tests[f"{self.suite.name}/{test}"] = result
-                passed[test] = passed.get(test, 0) + (result.outcome == "passed")
+                if test in passed:
+                    passed[test] += result.outcome == "passed"
             tests = {test for test in tests if passed[test] == number}
         for test in sorted(tests):
             full = f"{self.suite.name}/{test}"

@@ -9,7 +9,7 @@ import re
 
 from .process import Result
 
-STEADY = 5      # runs that a test must pass after a failure to be called unsteady
+STEADY = 4      # runs that a test must pass after a failure to be called unsteady
 
 
 @dataclasses.dataclass

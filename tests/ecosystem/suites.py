@@ -122,7 +122,12 @@ SUITES = (
         sha256="28e6311402af59c8b02e3fa0f5e7d8eb465b25081381803b127d97e6a4395d5a",
         unpack=("tornado/test",),
         ini="",
-        files=("tornado/test/*_test.py",),
+        files=tuple(f"tornado/test/{name}_test.py" for name in (
+            "asyncio", "auth", "circlerefs", "concurrent", "gen", "httpclient", "httpserver",
+            "ioloop", "iostream", "locks", "netutil", "process", "queues", "routing",
+            "simple_httpclient", "tcpclient", "tcpserver", "testing", "web", "websocket",
+            "wsgi")),
+        plugins=("conform_tornado",),
     ),
     Suite(
         name="asyncssh",
@@ -131,6 +136,8 @@ SUITES = (
         version="2.24.1",
         sha256="efcd36e9b35f79873535b06444a7c9b0a3c61d97081b208c7fdd3fd8a40f1eca",
         files=tuple(f"tests/test_{name}.py" for name in (
-            "channel", "connection", "forward", "process", "stream", "x11", "agent")),
+            "agent", "channel", "connection", "forward", "process", "stream", "x11")),
+        requires=("bcrypt",),
+        ini="",
     ),
 )
