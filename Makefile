@@ -10,6 +10,9 @@ PYTHONS ?= 3.11 3.12 3.13
 MODE ?= protocol,streams
 SIZE ?= 1k,100k
 PYTEST_ARGS ?=
+SUITES ?=
+FAST_SUITES := stdlib,uvloop,janus,asgiref,httpcore,aioquic
+CONFORM_ARGS ?=
 
 version := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 ifeq ($(version),)
@@ -17,9 +20,11 @@ $(error PYTHON=$(PYTHON) is not a Python that runs)
 endif
 venv := .venv/$(version)
 python := $(venv)/bin/python
+# The suites of other projects run on PYTHON, the standard library's on each of these.
+conform_pythons := $(if $(filter command environment,$(firstword $(origin PYTHON))),,$(PYTHONS))
 sources := setup.py pyproject.toml $(shell find uringloop -name '*.py' -o -name '*.p[yx][xdi]' -o -name '*.h')
 
-.PHONY: help run test test-epoll test-refused test-pythons asan bench build lint dist clean liburing
+.PHONY: help run test test-epoll test-refused test-pythons conform conform-fast asan bench build lint dist clean liburing redis
 
 help:
 	@echo 'make run            HTTP under load on four event loops (about a minute)'
@@ -27,6 +32,8 @@ help:
 	@echo 'make test-epoll     the test suite with io_uring switched off'
 	@echo 'make test-refused   the test suite where a seccomp filter refuses io_uring'
 	@echo 'make test-pythons   make test on each of $(PYTHONS) that is installed'
+	@echo 'make conform        the suites of CPython and of other projects; SUITES=janus,uvloop chooses'
+	@echo 'make conform-fast   some of them on one Python (five minutes)'
 	@echo 'make asan           the test suite on a build with ASAN and UBSAN'
 	@echo 'make bench          echo benchmarks (two minutes); MODE=, SIZE= as in benchmarks/README.md'
 	@echo 'make lint           ruff, mypy, stubtest'
@@ -52,6 +59,21 @@ test-pythons:
 	    echo "=== Python $$version ($$python)"; \
 	    $(MAKE) test PYTHON=$$python || exit 1; \
 	done
+
+# tests/ecosystem/README.md; FRESH=1 repeats asyncio's and uvloop's runs.
+conform: build redis
+	@set --; \
+	for version in $(conform_pythons); do \
+	    [ $$version != $(version) ] || continue; \
+	    python=$$(sh tools/find-python $$version) || { echo "no Python $$version: not tested"; continue; }; \
+	    $(MAKE) build PYTHON=$$python || exit 1; \
+	    set -- "$$@" .venv/$$version/bin/python; \
+	done; \
+	PYTHONPATH=tests $(python) -m conform --suites '$(SUITES)' $(if $(FRESH),--fresh) \
+	    $(CONFORM_ARGS) $(python) "$$@"
+
+conform-fast:
+	$(MAKE) conform PYTHON=$(PYTHON) SUITES=$(FAST_SUITES) CONFORM_ARGS='--loops asyncio,io_uring,epoll'
 
 # The sanitizers' runtime must be loaded before Python; leaks are Python's own at exit.
 asan: build
@@ -90,6 +112,9 @@ $(venv)/built: $(venv)/bin/python $(sources) | liburing
 
 liburing:
 	@pkg-config --exists 'liburing >= 2.3' 2>/dev/null || sh tools/install-liburing
+
+redis:
+	@command -v redis-server >/dev/null || sh tools/install-redis
 
 clean:
 	rm -rf build dist .venv *.egg-info uringloop/*.so uringloop/_core.c .*_cache

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "uringloop"
 FLOORS = ("ring", "scheduler", "transports")
 ROOMS = sorted(path for floor in FLOORS for path in (PACKAGE / floor).glob("*.pxi"))
 SOURCES = sorted({*ROOMS, *PACKAGE.glob("*.py"), *PACKAGE.glob("*.pyx"),
-                  *PACKAGE.glob("*/*.pxd"), *(ROOT / "tests").glob("*.py"),
+                  *PACKAGE.glob("*/*.pxd"), *(ROOT / "tests").rglob("*.py"),
                   *(ROOT / "benchmarks").glob("*.py"), ROOT / "setup.py"})
 
 CLASS = re.compile(r"^(?:cdef )?class (\w+)", re.MULTILINE)

@@ -80,7 +80,7 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
         chosen, reason = backend.choose(self._options)
         self._configure(chosen, reason, self._options)
         super().__init__(selector=_Descriptors(self))
-        self._transports = _Transports(self)
+        self._transports: weakref.WeakValueDictionary[int, Any] = _Transports(self)
         self._set_up_sockets(self._transports.data, self._options.sock_readahead)
         self._listeners: dict[socket.socket, _core.Listener] = {}
         _loops.add(self)

@@ -3,8 +3,8 @@
 A failure on one loop may be chance (foreign tests measure time, and the machine is busy), so what
 failed runs again with nothing beside it: first its whole file, then it alone. On asyncio one
 success is enough to hold uringloop to it. On uringloop a test must pass STEADY times in a row to
-count as unsteady only; hangs and crashes get no such chance. Results of asyncio and uvloop are kept and used again as long as what they depend on is
-the same.
+count as unsteady only; hangs and crashes get no such chance. Results of asyncio and uvloop are
+kept and used again as long as what they depend on is the same.
 """
 
 import concurrent.futures

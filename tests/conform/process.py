@@ -41,7 +41,7 @@ class TestFile:
         self.name, self.command, self.folder = name, command, folder
         self.environ, self.log, self.limit, self.only = environ, pathlib.Path(log), limit, only
         self.results = {}
-        self.loops = 0          # loops under test that were made, known at the end of a process
+        self.loops = 0          # loops under test that were made
 
     def run(self):
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class _Watch:
     def __init__(self, file, process):
         self.file, self.process = file, process
         self.running = None         # the test that has started and not finished
-        self.seen = 0
+        self.seen = self.loops = 0
         self.ended = self.hung = False
 
     def follow(self, stream):
@@ -109,6 +109,8 @@ class _Watch:
                 time.sleep(0.02)
 
     def take(self, event):
+        self.file.loops += event["loops"] - self.loops
+        self.loops = event["loops"]
         if event["event"] == "start":
             self.running = event["test"]
         elif event["event"] == "result":
@@ -117,7 +119,6 @@ class _Watch:
             self.seen += 1
         elif event["event"] == "end":
             self.ended = True
-            self.file.loops += event["loops"]
 
     def patience(self):
         if self.ended:

@@ -14,11 +14,21 @@ def text_of(plans, not_run, expectations, complete):
         lines += ["", "Pass on asyncio, not on uringloop, and not in a list of expected ones:"]
         lines += [f"  {one.outcome:<8} {one.python} {one.loop:<8} {one.test}\n"
                   f"           {_last_line(one.message)}" for one in wrong]
+    broken = [f"asyncio cannot run it: {test}: {_last_line(result.message)}" for plan in plans
+              for test, result in _unreadable(plan.column("asyncio"))]
+    lines += ["", *broken] if broken else []
     if complete:
         lines += [f"expected to differ, but did not: {pattern}"
                   for pattern in expectations.unused()]
     lines += ["", f"{len(wrong)} unexpected difference{'' if len(wrong) == 1 else 's'}"]
-    return "\n".join(lines), not wrong
+    return "\n".join(lines), not wrong and not broken
+
+
+def _unreadable(column):
+    """Files of which no test could run: what a suite requires is missing, most likely."""
+    if column:
+        yield from ((test, result) for test, result in sorted(column.tests.items())
+                    if result.bad and test.endswith(">"))
 
 
 def _differences(plan, expectations):

@@ -63,7 +63,7 @@ SUITES = (
         files=("tests/_async/test_*.py", "tests/test_cancellations.py"),
         requires=("anyio", "h2", "pytest-httpbin", "socksio", "trio"),
         plugins=("anyio", "pytest_httpbin.plugin"),
-        settings=("markers=copied_from\ntrio",),      # pytest-trio, which would define it, is not here
+        settings=("markers=copied_from\ntrio",),  # pytest-trio would define the second
         select="not trio",
     ),
     Suite(

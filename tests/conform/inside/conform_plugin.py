@@ -2,10 +2,11 @@
 
     {"event": "start", "test": ID}
     {"event": "result", "test": ID, "outcome": passed | failed | skipped, "message": TEXT}
-    {"event": "end", "loops": NUMBER OF LOOPS MADE}
+    {"event": "end"}
 
-They go to CONFORM_EVENTS. Tests that CONFORM_DONE lists (JSON) are left out: an earlier process
-has run them. When CONFORM_ONLY is set, only the tests that it lists run.
+Each also has "loops", the number of loops under test made so far. They go to CONFORM_EVENTS.
+Tests that CONFORM_DONE lists (JSON) are left out: an earlier process has run them. When
+CONFORM_ONLY is set, only the tests that it lists run.
 """
 
 import faulthandler
@@ -25,7 +26,7 @@ _rank = {"passed": 0, "skipped": 1, "failed": 2}
 
 def emit(event, **fields):
     if os.getpid() == _process:     # a forked child has the file, too
-        _log.write(json.dumps({"event": event, **fields}) + "\n")
+        _log.write(json.dumps({"event": event, "loops": conform_inject.made, **fields}) + "\n")
 
 
 def _listed(variable):
@@ -80,7 +81,7 @@ def _result(test, outcome, message):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    emit("end", loops=conform_inject.made)
+    emit("end")
 
 
 def pytest_unconfigure():
