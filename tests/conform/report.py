@@ -45,7 +45,8 @@ def _table(plans, found, not_run):
     titles = "".join(f"  {loop:^18}" for loop in LOOPS)
     numbers = f"  {'pass':>6}{'fail':>6}{'skip':>6}"
     yield f"{'':{width + 8}}{titles}"
-    yield f"{'suite':<{width}}  python{numbers * len(LOOPS)}  expected  unexpected"
+    yield (f"{'suite':<{width}}  python{numbers * len(LOOPS)}  expected  unexpected"
+           "   loops made")
     for plan in plans:
         cells = ""
         for loop in LOOPS:
@@ -53,8 +54,9 @@ def _table(plans, found, not_run):
             counts = column.counts() if column else ("-", "", "")
             cells += "  " + "".join(f"{count:>6}" for count in counts)
         expected = sum(bool(one.expected) for one in found[plan])
+        made = sum(column.loops for column in plan.columns if column.loop in OURS)
         yield (f"{plan.suite.name:<{width}}  {plan.env.version:<6}{cells}  {expected:>8}  "
-               f"{len(found[plan]) - expected:>10}")
+               f"{len(found[plan]) - expected:>10}   {made:>10}")
     for suite, python, reason in not_run:
         yield f"{suite:<{width}}  {python:<6}  not run: {reason}"
 
