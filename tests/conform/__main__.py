@@ -50,6 +50,12 @@ def make_plans(options):
     plans, not_run, refused = [], [], False
     environments = [environment.Environment(python) for python in options.pythons]
     for env in environments:
+        loops = list(options.loops)
+        refused_here = env.io_uring_refused() if "io_uring" in loops else ""
+        if refused_here:
+            loops.remove("io_uring")
+            not_run.append(("all suites", env.version, f"io_uring: {refused_here}"))
+            tell(f"io_uring on {env.version}: not run: {refused_here}")
         names = options.suites if env is environments[0] else [
             suite.name for suite in stdlib.suites.SUITES if suite.name in options.suites]
         for name in names:
@@ -58,7 +64,7 @@ def make_plans(options):
             reason = suite.missing()
             try:
                 if not reason:
-                    plans.append(plan.Plan(suite, env, options.loops, options.only))
+                    plans.append(plan.Plan(suite, env, loops, options.only))
             except environment.NotRun as error:
                 reason, refused = str(error), True
             if reason:

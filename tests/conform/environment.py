@@ -10,6 +10,8 @@ import subprocess
 import tarfile
 import tempfile
 
+from .suite import OURS
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "conform"
 SDISTS = ROOT / "build" / "ecosystem"
@@ -46,6 +48,11 @@ class Environment:
             run(python, "-m", "venv", self.folder)
         self.search_path = _uringloop_alone()
 
+    def io_uring_refused(self):
+        """Why there is no io_uring for this Python here, or ""."""
+        code = "import uringloop; print(uringloop.unavailable_reason() or '')"
+        return run(self.python, "-c", code, env=self._environ()).strip()
+
     def install(self, suite):
         """pytest and uvloop, and what the suite requires."""
         wanted = ["pytest", "uvloop", *suite.requires]
@@ -69,15 +76,18 @@ class Environment:
 
     def environ(self, suite, loop):
         """The environment variables of the suite's processes."""
-        environ = {name: value for name, value in os.environ.items()
-                   if not name.startswith(("PYTHON", "PYTEST", "URINGLOOP_", "MAKE"))}
-        paths = [str(INSIDE), str(self.search_path)]
-        return {**environ, "CONFORM_LOOP": loop, "PYTHONPATH": os.pathsep.join(paths),
-                "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-                "PYTHONUNBUFFERED": "1", "VIRTUAL_ENV": str(self.folder),
-                "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-                **({"URINGLOOP_BACKEND": loop} if loop in ("io_uring", "epoll") else {}),
-                **suite.environ}
+        environ = {**self._environ(), "CONFORM_LOOP": loop, **suite.environ}
+        if loop in OURS:
+            environ["URINGLOOP_BACKEND"] = loop
+        return environ
+
+    def _environ(self):
+        kept = {name: value for name, value in os.environ.items()
+                if not name.startswith(("PYTHON", "PYTEST", "URINGLOOP_", "MAKE"))}
+        return {**kept, "PYTHONPATH": os.pathsep.join([str(INSIDE), str(self.search_path)]),
+                "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "VIRTUAL_ENV": str(self.folder),
+                "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
 def _uringloop_alone():
