@@ -18,6 +18,9 @@ from . import environment, process
 from .results import STEADY, Column, differences
 from .suite import OURS
 
+DEATHS = 15         # processes of a file that may die before it is given up,
+PEERS_DEATHS = 2    # and on uvloop, whose own hangs are of no interest
+
 
 class Plan:
     """The columns of one suite on one Python."""
@@ -75,7 +78,9 @@ class Plan:
         with suite.service() as more:
             words = [str(word) for word in (*command, *more, name)]
             return process.TestFile(name, words, folder=self.folder, environ=environ, log=path,
-                                    limit=suite.limit, only=only).run()
+                                    limit=suite.limit, only=only,
+                                    deaths=PEERS_DEATHS if column.loop == "uvloop" else DEATHS
+                                    ).run()
 
     def take(self, column, file):
         """Enters the results of a file into its column."""
@@ -170,5 +175,7 @@ def _summary(column, file, seconds):
     outcomes = [result.outcome for result in file.results.values()]
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in
                        ("passed", "failed", "hang", "crash", "skipped") if outcome in outcomes)
+    deaths = "".join(f"\n    {result.outcome}: {test}" for test, result in file.results.items()
+                     if result.outcome in ("hang", "crash"))
     return (f"{column.suite} {column.python} {column.loop} {file.name}: "
-            f"{counts or 'nothing ran'} ({seconds:.1f} s)")
+            f"{counts or 'nothing ran'} ({seconds:.1f} s){deaths}")

@@ -18,7 +18,6 @@ import time
 
 BETWEEN = 120.0         # seconds for imports, collecting, fixtures of modules
 AT_EXIT = 20.0          # seconds from the last test to the end of the process
-DEATHS = 15             # then the file is given up
 stopping = threading.Event()    # set: every process is killed and no other is started
 
 
@@ -37,20 +36,21 @@ class TestFile:
 
     __test__ = False    # for pytest: not a test itself
 
-    def __init__(self, name, command, *, folder, environ, log, limit, only=None):
+    def __init__(self, name, command, *, folder, environ, log, limit, deaths, only=None):
         self.name, self.command, self.folder = name, command, folder
-        self.environ, self.log, self.limit, self.only = environ, pathlib.Path(log), limit, only
+        self.environ, self.log, self.limit = environ, pathlib.Path(log), limit
+        self.deaths, self.only = deaths, only
         self.results = {}
         self.loops = 0          # loops under test that were made
 
     def run(self):
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_bytes(b"")
-        for _ in range(DEATHS):
+        for _ in range(self.deaths):
             with tempfile.TemporaryDirectory(prefix="conform-") as scratch:
                 if self._run_process(pathlib.Path(scratch)) or stopping.is_set():
                     return self
-        self._charge("<rest>", "crash", f"given up after {DEATHS} processes died")
+        self._charge("<rest>", "crash", f"given up after {self.deaths} processes died")
         return self
 
     def _charge(self, test, outcome, message):

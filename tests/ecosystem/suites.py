@@ -37,7 +37,7 @@ SUITES = (
         files=("tests/**/test_*.py",),
         requires=("blockbuster", "exceptiongroup", "hypothesis", "psutil", "pytest-mock",
                   "pytest-timeout", "trio", "trustme", "uvloop"),
-        plugins=("anyio", "pytest_mock", "pytest_timeout"),
+        plugins=("anyio", "conform_localhost", "pytest_mock", "pytest_timeout"),
         select="not uvloop and not trio",
     ),
     Suite(

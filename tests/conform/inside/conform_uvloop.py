@@ -1,7 +1,8 @@
 """A pytest plugin for uvloop's own tests: they take asyncio's side where they tell loops apart.
 
 conform_inject has put the loop under test in the place of uvloop's. The tests of the class
-UVTestCase run on it as those of AIOTestCase do, and so do the programs that they start.
+UVTestCase run on it as those of AIOTestCase do, and so do the programs that they start. For
+uvloop's own column all is as it was, without the tests for asyncio.
 """
 
 import conform_inject
@@ -17,6 +18,8 @@ if conform_inject.KIND != "uvloop":
 
 
 def pytest_collection_modifyitems(items):
+    if conform_inject.KIND == "uvloop":
+        items[:] = [item for item in items if not issubclass(item.cls, _testbase.AIOTestCase)]
     for item in items:
         if hasattr(item.cls, "NEW_LOOP") and conform_inject.KIND in EXPRESSIONS:
             item.cls.NEW_LOOP = EXPRESSIONS[conform_inject.KIND]
