@@ -4,8 +4,11 @@
     build/conform/      venv-3.12/ and the like, path/uringloop (the working tree's), results, logs
 """
 
+import functools
 import os
 import pathlib
+import shutil
+import socket
 import subprocess
 import tarfile
 import tempfile
@@ -88,6 +91,26 @@ class Environment:
                 "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1",
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "VIRTUAL_ENV": str(self.folder),
                 "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+
+
+@functools.cache
+def with_localhost():
+    """The words before a command that give it a localhost that is ::1 as well as 127.0.0.1.
+
+    /etc/hosts of containers often lacks that; the command gets its own in a mount namespace, where
+    we may. Otherwise nothing: the tests that need it fail on every loop.
+    """
+    try:
+        socket.getaddrinfo("localhost", None, socket.AF_INET6)
+        return ()
+    except socket.gaierror:
+        pass
+    if not socket.has_dualstack_ipv6() or os.geteuid() or not shutil.which("unshare"):
+        return ()
+    hosts = BUILD / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n::1 localhost\n")
+    words = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', hosts)
+    return words if subprocess.run((*words, "true")).returncode == 0 else ()
 
 
 def _uringloop_alone():

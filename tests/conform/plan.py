@@ -76,7 +76,8 @@ class Plan:
         environ["CONFORM_DESELECT"] = json.dumps(suite.deselect)
         path = environment.BUILD / "logs" / column.title / f"{name.replace('/', '_')}{log}.log"
         with suite.service() as more:
-            words = [str(word) for word in (*command, *more, name)]
+            prefix = environment.with_localhost() if suite.localhost else ()
+            words = [str(word) for word in (*prefix, *command, *more, name)]
             return process.TestFile(name, words, folder=self.folder, environ=environ, log=path,
                                     limit=suite.limit, only=only,
                                     deaths=PEERS_DEATHS if column.loop == "uvloop" else DEATHS

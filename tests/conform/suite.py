@@ -43,5 +43,6 @@ class Suite:
     select: str = ""                    # pytest -k
     deselect: tuple[str, ...] = ()      # parts of test ids: not about a loop, or not runnable here
     environ: dict[str, str] = dataclasses.field(default_factory=dict)
+    localhost: bool = False             # wants a localhost that is ::1 as well
     service: Callable[[], Any] = no_service
     missing: Callable[[], str] = lambda: ""     # why the suite cannot run on this machine

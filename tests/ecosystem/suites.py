@@ -37,7 +37,8 @@ SUITES = (
         files=("tests/**/test_*.py",),
         requires=("blockbuster", "exceptiongroup", "hypothesis", "psutil", "pytest-mock",
                   "pytest-timeout", "trio", "trustme", "uvloop"),
-        plugins=("anyio", "conform_localhost", "pytest_mock", "pytest_timeout"),
+        plugins=("anyio", "pytest_mock", "pytest_timeout"),
+        localhost=True,
         select="not uvloop and not trio",
     ),
     Suite(
