@@ -409,7 +409,7 @@ cdef class LoopCore:
         cdef double seconds = elapsed_ns * 1e-9
         if seconds >= self.slow_callback_duration:
             what = base_events._format_handle(what) if isinstance(what, Handle) else repr(what)
-            asyncio_logger.warning("Executing %s took %.3f seconds", what, seconds)
+            base_events.logger.warning("Executing %s took %.3f seconds", what, seconds)
         return 0
 
     cdef int dispatch(self) except -1:
