@@ -46,11 +46,16 @@ PLANTED = """
                 open(MARKER, "x").close()
                 self.fail()
 
-        def test_8_after_all(self):
+        def test_8_fails_once_on_asyncio_and_always_on_ours(self):
+            if OURS or not os.path.exists(MARKER + "8"):
+                open(MARKER + "8", "a").close()
+                self.fail()
+
+        def test_9_after_all(self):
             pass
 
     if not OURS:
-        Planted.test_9_missing = lambda self: None
+        Planted.test_a_missing = lambda self: None
 """
 
 
@@ -101,12 +106,13 @@ def test_planted_differences_hangs_and_crashes_are_told(run):
     planted, text, fine = run(PLANTED)
     assert found(planted) == {"test_2_differs": "failed", "test_3_hangs": "hang",
                               "test_4_crashes": "crash", "test_5_is_skipped": "skipped",
-                              "test_9_missing": "not run"}
-    assert planted.column("asyncio").counts() == (8, 1, 0)
-    assert planted.column("epoll").counts() == (3, 4, 1)
+                              "test_8_fails_once_on_asyncio_and_always_on_ours": "failed",
+                              "test_a_missing": "not run"}
+    assert planted.column("asyncio").counts() == (9, 1, 0)
+    assert planted.column("epoll").counts() == (3, 5, 1)
     assert list(planted.column("epoll").unsteady) == [
         "planted/test_planted.py::Planted::test_7_fails_once"]
-    assert "5 unexpected differences" in text and "unsteady" in text
+    assert "6 unexpected differences" in text and "unsteady" in text
     assert not fine
     # The stacks of the hang are in the log.
     [log] = environment.BUILD.glob("logs/planted-3.x-epoll/test_planted.py.log")

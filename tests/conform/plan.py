@@ -1,10 +1,11 @@
 """Which files run where: every test file on every loop, side by side, then the doubtful again.
 
 A failure on one loop may be chance (foreign tests measure time, and the machine is busy), so what
-failed runs again with nothing beside it: first its whole file, then it alone. On asyncio one
-success is enough to hold uringloop to it. On uringloop a test must pass STEADY times in a row to
-count as unsteady only; hangs and crashes get no such chance. Results of asyncio and uvloop are
-kept and used again as long as what they depend on is the same.
+failed runs again with nothing beside it. Where asyncio and uringloop failed, one success on asyncio
+is enough to hold uringloop to it. On uringloop a test must pass STEADY times in a row, the first
+time after all that its file runs before it, to count as unsteady only; hangs and crashes get no
+such chance. Results of asyncio and uvloop are kept and used again as long as what they depend on
+is the same.
 """
 
 import concurrent.futures
@@ -92,18 +93,21 @@ class Plan:
     def again(self, expectations):
         """Runs again what failed and may be chance; yields lines that tell of it."""
         reference = self.column("asyncio")
-        for column in self.columns:
-            if column.kept:
-                continue
-            failed = [test for test, result in column.tests.items() if result.outcome == "failed"]
-            if column.loop in OURS and reference:
-                found = differences(reference, column, expectations)
-                failed = [one.test for one in found if one.outcome == "failed"
-                          and not one.expected]
-            failed = [test for test in failed if not test.endswith(">")]
-            runs = STEADY if column.loop in OURS else 1
-            for name, tests in sorted(self._by_file(failed).items()):
-                yield from self._again(column, name, tests, runs)
+        if reference is None:
+            return
+        ours = [column for column in self.columns if column.loop in OURS]
+        if not reference.kept:
+            too = {test for column in ours for test in _failed(column)}
+            yield from self._again_by_file(reference, too.intersection(_failed(reference)), 1)
+        for column in ours:
+            found = differences(reference, column, expectations)
+            failed = [one.test for one in found if one.outcome == "failed" and not one.expected]
+            yield from self._again_by_file(column, failed, STEADY)
+
+    def _again_by_file(self, column, tests, runs):
+        tests = [test for test in tests if not test.endswith(">")]
+        for name, some in sorted(self._by_file(tests).items()):
+            yield from self._again(column, name, some, runs)
 
     def _by_file(self, tests):
         files = {}
@@ -117,7 +121,8 @@ class Plan:
         for number in range(1, runs + 1):
             if process.stopping.is_set() or not tests:
                 return
-            only = tests if number > 1 else None    # the first time what ran before it, too
+            # The first of several times with what runs before it, too.
+            only = None if number == 1 < runs else tests
             file = self.run_file(column, name, only=only, log=f".again{number}")
             for test, result in file.results.items():
                 if result.outcome in ("hang", "crash"):
@@ -131,6 +136,10 @@ class Plan:
             column.unsteady[full] = result.message
             column.tests[full] = process.Result("passed")
             yield f"unsteady: {column.python} {column.loop} {full}: failed once, then passed"
+
+
+def _failed(column):
+    return [test for test, result in column.tests.items() if result.outcome == "failed"]
 
 
 def _each(option, values):
