@@ -552,6 +552,7 @@ cdef class LoopCore:
             self.ready.clear()
             self.timers.clear()
             self.file_objects.clear()
+            self.scratch = None
 
     def _after_fork_in_child(self):
         """Let go of what is shared with the parent. A loop that never ran may go on."""
