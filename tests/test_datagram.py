@@ -10,7 +10,7 @@ import socket
 import struct
 
 import pytest
-from helpers import PY312, PY313, in_thread, pattern, ticks, until
+from helpers import LIMIT, PY312, PY313, in_thread, pattern, ticks, until
 
 UVLOOP_UDP = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/handles/udp.pyx"
 UVLOOP_LOOP = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/loop.pyx"
@@ -922,3 +922,17 @@ async def test_an_endpoint_shows_what_it_is(loop):
         text = repr(transport)
     assert str(fd) in text or "UDP" in text
     assert "clos" in repr(transport)
+
+
+async def test_a_remote_address_with_broadcast(loop):
+    """Such an endpoint is not connected: the address goes with each datagram."""
+    with socket.socket(type=socket.SOCK_DGRAM) as peer:
+        peer.bind(("127.0.0.1", 0))
+        peer.settimeout(LIMIT)
+        options = {"remote_addr": peer.getsockname(), "allow_broadcast": True}
+        async with endpoint(loop, **options) as (transport, protocol):
+            transport.sendto(b"without an address")
+            assert await in_thread(peer.recv, 100) == b"without an address"
+            transport.sendto(b"with it", peer.getsockname())
+            assert await in_thread(peer.recv, 100) == b"with it"
+            assert not protocol.errors

@@ -279,3 +279,65 @@ def test_the_environment_switches_it_on():
         effective_options(None, {"URINGLOOP_OPTIONS": "sock_readahead=maybe"})
     with pytest.raises(TypeError, match="sock_readahead"):
         uringloop.LoopOptions(sock_readahead=1)
+
+
+@pytest.mark.parametrize(("method", "arguments"), [
+    ("sock_recv", (-1,)), ("sock_recv", ("a",)), ("sock_recv", (1 << 80,)), ("sock_recv", (0,)),
+    ("sock_recv_into", (b"readonly",)), ("sock_recvfrom", (-1,)), ("sock_recvfrom", ("x",)),
+    ("sock_recvfrom_into", (bytearray(10), -1)), ("sock_recvfrom_into", (bytearray(10), 100)),
+])
+async def test_a_bad_argument_takes_nothing_of_what_is_held(loop, method, arguments):
+    with socket_pair() as (ours, peer):
+        await armed(loop, ours, peer)
+        peer.sendall(b"held")
+        await ticks()
+        try:
+            assert await getattr(loop, method)(ours, *arguments) == b""
+        except (TypeError, ValueError, OverflowError):
+            pass
+        assert await loop.sock_recv(ours, 10) == b"held"
+
+
+async def test_a_refused_call_leaves_a_transport_its_bytes(loop):
+    with socket_pair() as (ours, peer):
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        with pytest.raises(RuntimeError):
+            await loop.sock_recv(ours, 10)
+        for i in range(5):
+            peer.sendall(b"%d" % i)
+            await protocol.received(i + 1)
+        assert protocol.data == b"01234"
+        end(transport)
+        await protocol.lost()
+
+
+async def test_a_socket_that_is_not_connected_yet(loop):
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as ours:
+        ours.setblocking(False)
+        for _ in range(2):
+            with pytest.raises(OSError, match="not connected"):
+                await loop.sock_recv(ours, 10)
+        await loop.sock_connect(ours, listener.getsockname())
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(b"hello")
+            assert await loop.sock_recv(ours, 10) == b"hello"
+
+
+def test_an_interrupted_delivery_goes_on_in_the_next_run(new_loop):
+    loop = new_loop()
+    with socket_pair() as (ours, peer):
+        loop.run_until_complete(armed(loop, ours, peer))
+
+        async def interrupted():
+            await loop.sock_recv(ours, 1)
+            raise KeyboardInterrupt
+
+        first = loop.create_task(interrupted())
+        second = loop.create_task(loop.sock_recv(ours, 1))
+        loop.run_until_complete(ticks())
+        peer.sendall(b"ab")
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(second)
+        assert loop.run_until_complete(asyncio.wait_for(second, LIMIT)) == b"b"
+        assert isinstance(first.exception(), KeyboardInterrupt)

@@ -381,7 +381,6 @@ async def test_sendall_cancelled(loop, size):
         with pytest.raises(asyncio.CancelledError):
             await task
         reader = loop.create_task(in_thread(lambda: peer.makefile("rb").read()))
-        await until(lambda: not reader.done())
         await loop.sock_sendall(ours, b"the end")
         ours.shutdown(socket.SHUT_WR)
         got = (await reader).lstrip(b"-")
@@ -960,3 +959,168 @@ async def test_a_reset_is_not_lost_with_a_cancelled_call(loop, loop_kind):
         await asyncio.wait([task])
         with pytest.raises(ConnectionResetError):
             await loop.sock_recv(ours, 10)
+
+
+# Calls that are ended by what happens on the way
+
+
+async def test_the_error_of_a_cancelled_call_goes_to_the_one_behind_it(loop, loop_kind):
+    only_ours(loop_kind, "order")
+    with socket_pair() as (ours, peer):
+        first = loop.create_task(loop.sock_recv(ours, 10))
+        second = loop.create_task(loop.sock_recv(ours, 10))
+        await ticks()
+        reset(peer)
+        os.stat(".")
+        assert first.cancel()
+        with pytest.raises(ConnectionResetError):
+            await second
+        assert first.cancelled()
+
+
+@pytest.mark.parametrize("method", ["sock_recv", "sock_recvfrom"])
+async def test_calls_cancelled_together_keep_the_order_of_the_bytes(loop, loop_kind, method):
+    only_ours(loop_kind, "order")
+    with socket_pair() as (ours, peer):
+        calls = [loop.sock_recv(ours, 10), *(getattr(loop, method)(ours, 4) for _ in range(3))]
+        tasks = [loop.create_task(call) for call in calls]
+        await ticks()
+        peer.sendall(b"0123456789")
+        os.stat(".")
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert await loop.sock_recv(ours, 20) == b"0123456789"
+
+
+async def test_a_buffer_released_before_the_end_of_the_stream(loop):
+    with socket_pair() as (ours, peer):
+        view = memoryview(bytearray(10))
+        task = await waiting(loop, loop.sock_recv_into(ours, view))
+        view.release()
+        peer.close()
+        with pytest.raises((TypeError, ValueError)):
+            await task
+
+
+class Cancelling(socket.socket):
+    task = None
+
+    def recv(self, size):
+        data = super().recv(size)
+        self.task.cancel()
+        return data
+
+
+async def test_a_receive_that_cancels_its_own_call(loop, loop_kind):
+    only_ours(loop_kind, "asyncio reports InvalidStateError")
+    with socket_pair() as (ours, peer):
+        with Cancelling(fileno=ours.detach()) as sock:
+            sock.setblocking(False)
+            sock.task = await waiting(loop, loop.sock_recv(sock, 10))
+            peer.sendall(b"kept")
+            with pytest.raises(asyncio.CancelledError):
+                await sock.task
+            other = sock.dup()
+        with other:
+            other.setblocking(False)
+            assert await loop.sock_recv(other, 10) == b"kept"
+
+
+def test_calls_that_outlive_their_loop(loop_kind):
+    only_ours(loop_kind, "child process")
+    done = run_child(loop_kind, """
+import gc, socket, warnings
+for how in ("cancel", "close", "collect"):
+    loop = helpers.make_loop(kind)
+    pairs = [socket.socketpair() for _ in range(5)]
+    for a, b in pairs:
+        a.setblocking(False)
+    tasks = [loop.create_task(loop.sock_recv(a, 10)) for a, b in pairs]
+    tasks += [loop.create_task(loop.sock_recv(a, 10)) for a, b in pairs]
+    loop.run_until_complete(asyncio.sleep(0.01))
+    coroutines = [task.get_coro() for task in tasks]
+    for task in tasks:
+        task._log_destroy_pending = False
+    loop.close()
+    if how == "cancel":
+        for task in tasks:
+            try:
+                task.cancel()
+            except RuntimeError as error:
+                assert "closed" in str(error)
+    elif how == "close":
+        for coroutine in coroutines:
+            coroutine.close()
+    del loop, tasks, task, coroutines
+    coroutine = None
+    gc.collect()
+    for a, b in pairs:
+        a.close(), b.close()
+print("fine")
+""")
+    assert (done.stdout, done.returncode) == ("fine\n", 0), done.stderr
+
+
+async def test_a_transport_takes_the_socket_of_a_waiting_call(loop, loop_kind):
+    only_ours(loop_kind, "asyncio's call waits for ever")
+    with socket_pair() as (ours, peer):
+        task = await waiting(loop, loop.sock_recv(ours, 10))
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        peer.sendall(b"for the transport")
+        assert await protocol.received(17) == b"for the transport"
+        with pytest.raises(RuntimeError, match="sock_recv"):
+            await task
+        end(transport)
+        await protocol.lost()
+
+
+async def test_a_call_that_is_awaited_twice_at_once(loop, loop_kind):
+    only_ours(loop_kind, "the first waits for ever")
+    with socket_pair() as (ours, peer):
+        call = loop.sock_recv(ours, 10)
+        first = await waiting(loop, call)
+        with pytest.raises(RuntimeError, match="awaited already|already awaited"):
+            await asyncio.ensure_future(call)
+        peer.sendall(b"x")
+        assert await first == b"x"
+
+
+async def test_a_finished_call_refuses_everything(loop):
+    with socket_pair() as (ours, peer):
+        peer.sendall(b"x")
+        call = loop.sock_recv(ours, 10)
+        assert await call == b"x"
+        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+            call.throw(ZeroDivisionError())
+        call.close()
+
+
+async def test_calls_count_in_the_statistics(loop, loop_kind):
+    only_ours(loop_kind, "own counters")
+    with socket_pair() as (ours, peer):
+        before = loop.stats()
+        await loop.sock_sendall(ours, b"x" * 300)
+        peer.sendall(b"y" * 200)
+        await loop.sock_recv(ours, 200)
+        after = loop.stats()
+        assert after.bytes_sent - before.bytes_sent == 300
+        assert after.bytes_received - before.bytes_received == 200
+
+
+def test_what_came_for_a_call_when_its_loop_was_closed(new_loop, loop_kind):
+    only_ours(loop_kind, "stash")
+    with socket_pair() as (ours, peer):
+        loop = new_loop()
+        task = loop.create_task(loop.sock_recv(ours, 4))
+        run_once(loop)
+        run_once(loop)
+        peer.sendall(b"0123456789")
+        os.stat(".")
+        task._log_destroy_pending = False
+        loop.close()
+        other = new_loop()
+        got = b""
+        while len(got) < 10:
+            got += other.run_until_complete(other.sock_recv(ours, 7))
+        assert got == b"0123456789"

@@ -1107,3 +1107,25 @@ def test_reading_resumed_while_the_loop_does_not_run(loop):
     assert protocol.data == b"x"
     loop.run_until_complete(finish())
     peer.close()
+
+
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+@pytest.mark.parametrize("end", ["abort", "close"])
+async def test_the_peer_sees_the_end_after_one_iteration(loop, end, family):
+    """A loop that blocks then, as on a thread that waits for the end, would never get there."""
+    async with connected(family=family) as (transport, _, peer):
+        await asyncio.sleep(0.01)
+        getattr(transport, end)()
+        await asyncio.sleep(0)
+        assert has_ended(peer)
+
+
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+async def test_the_peer_sees_an_abort_with_unsent_data_after_one_iteration(loop, family):
+    async with connected(family=family, small=True) as (transport, _, peer):
+        transport.write(pattern(1 << 20))
+        await asyncio.sleep(0.01)
+        transport.abort()
+        await asyncio.sleep(0)
+        while peer.recv(1 << 20):
+            pass

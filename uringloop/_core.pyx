@@ -17,9 +17,9 @@ from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.errno cimport (EAGAIN, EBADF, EBUSY, ECONNABORTED, ECONNRESET, EEXIST, EINTR, EINVAL,
-                         EMFILE, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSYS, ENOTCONN, EOVERFLOW,
-                         EPERM, EPIPE, errno)
+from libc.errno cimport (EAGAIN, EALREADY, EBADF, EBUSY, ECONNABORTED, ECONNRESET, EEXIST, EINTR,
+                         EINVAL, EMFILE, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSYS, ENOTCONN,
+                         EOVERFLOW, EPERM, EPIPE, ETIME, errno)
 from libc.limits cimport INT_MAX
 from libc.math cimport ceil
 from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
@@ -65,6 +65,7 @@ include "scheduler/stats.pxi"
 include "scheduler/loop_core.pxi"
 
 # FLOOR 3: bytes for protocols
+include "transports/watched.pxi"
 include "transports/transport.pxi"
 include "transports/flow_control.pxi"
 include "transports/timeouts.pxi"

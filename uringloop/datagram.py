@@ -40,6 +40,8 @@ class DatagramTransport(selector_events._SelectorDatagramTransport, asyncio.Data
                             f"not {type(data).__name__!r}")
         if self._address and addr not in (None, self._address):
             raise ValueError(f"Invalid address: must be None or {self._address}")
+        if self._address:
+            addr = self._address    # with allow_broadcast the socket itself is not connected
         if self._sock is None or (self._conn_lost and self._address):
             self._count_lost()
             return

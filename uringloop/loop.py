@@ -1,8 +1,9 @@
 """Loop: the engine's LoopCore over asyncio's selector loop.
 
-What is hot comes from LoopCore; everything else (create_connection, create_server, DNS, executors,
-TLS, subprocesses, signals, datagrams, pipes, sock_*) is asyncio's own code, over our descriptors
-and transports. docs/compatibility.md lists each private hook that this file uses.
+What is hot comes from the engine: callbacks, stream transports, sock_*. Everything else
+(create_connection, create_server, DNS, executors, TLS, subprocesses, signals, datagrams, pipes) is
+asyncio's own code, repaired in places, over our descriptors and transports. docs/compatibility.md
+lists each private hook that this file uses.
 """
 
 import asyncio
@@ -374,6 +375,7 @@ _loops: weakref.WeakSet[Loop] = weakref.WeakSet()
 
 
 def _forget_parents_loops() -> None:
+    _core.forget_stash()
     for loop in list(_loops):
         loop._after_fork_in_child()
         if loop._csock is not None:

@@ -47,7 +47,7 @@ cdef class LoopCore:
     cdef uint64_t thread
     cdef bint ticking, wants_ring, dead
     cdef bint is_idle           # nothing runs in this tick
-    cdef bytes scratch          # of the receivers
+    cdef bytes scratch          # for the small recv(2) of all sockets
     cdef dict file_objects      # by descriptor, for those that were watched by object
     cdef public bint _closed, _debug, _stopping
     cdef public object _thread_id, _current_handle
@@ -303,7 +303,8 @@ cdef class LoopCore:
         if self.ring is not None:
             if self.ring.buffers is not None:
                 self.ring.buffers.publish()
-            self.ring.submit()
+            # All: what waits until the next tick would find users' descriptors closed, or reused.
+            self.ring.submit_all()
         return 0
 
     cdef int flush_items(self) except -1:
@@ -547,7 +548,7 @@ cdef class LoopCore:
                 self.ring.close()
         finally:
             self.poller.close()
-            self.stamp_touched(liburing.monotonic_ns())
+            self.stamp_touched(liburing.monotonic_ns())     # the chain would keep the loop alive
             self.dirty.clear()
             self.ready.clear()
             self.timers.clear()

@@ -8,11 +8,15 @@
 
 @cython.internal
 @cython.final
-cdef class AcceptOperation(Operation):
+cdef class AcceptOperation(Watched):
     cdef Listener listener
 
     cdef object owner(self):
         return self.listener
+
+    cdef int look(self) except -1:
+        self.listener.is_open()         # stops it if not
+        return 0
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         if flags == READINESS:
@@ -52,7 +56,7 @@ cdef class Listener(Flushable):
     cdef int start(self) except -1:
         if not self.serving:
             self.serving = True
-            self.loop.listeners.append(self)
+            self.loop.watch(self.operation)
         return self.loop.mark_dirty(self)
 
     cdef int flush(self) except -1:
@@ -86,7 +90,7 @@ cdef class Listener(Flushable):
         """Accept nothing more; the caller closes the socket."""
         if self.serving:
             self.serving = False
-            self.loop.listeners.remove(self)
+            self.loop.unwatch(self.operation)
         return self.halt()
 
     cdef int request_ended(self, int32_t result) except -1:

@@ -14,13 +14,12 @@ cdef enum:
 
 @cython.internal
 @cython.final
-cdef class ReadAhead(Operation):
+cdef class ReadAhead(Watched):
     cdef SockLoop loop
     cdef SocketQueue queue
     cdef object sock            # weak
     cdef int fd
     cdef object cookie          # of the socket: its number may be another's when it is closed
-    cdef Py_ssize_t place       # in loop.read_aheads
     cdef object held            # deque of bytes
     cdef Py_ssize_t held_size
     cdef object end             # None; EOFError for the end of the stream; or the OSError
@@ -32,26 +31,31 @@ cdef class ReadAhead(Operation):
         """Whether it is this socket that is read, and open."""
         return sock is not None and self.sock() is sock and awaitable.socket_fd(sock) == self.fd
 
+    cdef int look(self) except -1:
+        return 0 if self.is_of(self.sock()) else self.stop()
+
     cdef bint serve(self, SocketCall call) except -1:
         """Give a call what is held. Returns whether there was anything; raises a stream's error."""
         cdef bytes data
         cdef Py_ssize_t taken
         if self.held:
-            data = self.held.popleft()
+            data = self.held[0]
             taken = call.take(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+            self.held.popleft()
             self.held_size -= taken
             if taken < PyBytes_GET_SIZE(data):
                 self.held.appendleft(data[taken:])
-            elif not self.held and self.end is None and self.state == IDLE:
+            elif not self.held:
                 self.queue.request()
             return True
         if self.end is None:
             return False
-        end, self.end = self.end, EOFError()
-        if not isinstance(end, EOFError):
-            raise end
-        call.take(b"", 0)
-        return True
+        if isinstance(self.end, EOFError):
+            call.take(b"", 0)
+            return True
+        # Told once. The next call asks again: the socket may not have been connected yet.
+        end, self.end = self.end, None
+        raise end
 
     cdef int arm(self) except -1:
         """Put the receive into the ring. Called right before the submit."""
@@ -66,28 +70,26 @@ cdef class ReadAhead(Operation):
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         cdef SocketQueue queue = self.queue
-        cdef bint served = self.take_answer(result, flags)
-        if self.place < 0:              # ended by stop() before its last answer came
+        cdef SocketCall call
+        if self.place < 0:              # stop() could not wait for its last answer
+            self.take_answer(None, result, flags)
             return self.leave()
+        call = queue.head if not self.held and self.end is None else None
+        self.take_answer(call, result, flags)
         if flags & liburing.IORING_CQE_F_MORE:
             if self.held_size >= HOLD_LIMIT:
                 self.loop.ring.cancel(self)
         elif result == -ENOBUFS and not self.loop.ring.ran_dry():
             self.stop()                 # the pool is exhausted: recv(2) for this call
-            return queue.retry_head() if queue.head is not None else 0
         else:
             queue.request()
-        if served:
-            queue.head_done()
-        while queue.head is not None and queue.ahead is self and (
-                self.held or self.end is not None):
-            queue.retry_head()
-        return 0
+        if call is None:
+            return 0
+        return queue.head_done(call) if result > 0 else queue.retry_head()
 
-    cdef bint take_answer(self, int32_t result, uint32_t flags) except -1:
-        """Give what came to the call that waits, or hold it. Returns whether a call has it."""
+    cdef int take_answer(self, SocketCall call, int32_t result, uint32_t flags) except -1:
+        """Give what came to a call, and hold what it does not take."""
         cdef BufferRing buffers = self.loop.ring.buffers
-        cdef SocketCall call = self.queue.head if self.place >= 0 and not self.held else None
         cdef unsigned block = flags >> liburing.IORING_CQE_BUFFER_SHIFT
         cdef const char *content
         cdef Py_ssize_t taken = 0
@@ -96,21 +98,22 @@ cdef class ReadAhead(Operation):
                 self.end = EOFError()
             elif result != -ENOBUFS and not is_retry(result):
                 self.end = os_error(-result)
-            return False
+            return 0
         self.loop.counters.bytes_received += result
         content = buffers.lend(block)
         try:
             if call is not None:
-                try:
-                    taken = call.take(content, result)
-                except BaseException as exc:    # a buffer that was writable when the call began
-                    call.error = exc
+                taken = call.offer(content, result)
+        finally:
             if taken < result:
                 self.held.append(PyBytes_FromStringAndSize(content + taken, result - taken))
                 self.held_size += result - taken
-        finally:
             buffers.give_back(block)
-        return call is not None
+        return 0
+
+    cdef int discard(self, int32_t result, uint32_t flags) except -1:
+        self.take_answer(None, result, flags)
+        return self.leave()
 
     cdef int stop(self) except -1:
         """The socket is not read ahead any more; the stash has what was held."""
@@ -119,7 +122,7 @@ cdef class ReadAhead(Operation):
         if self.place < 0:
             return 0
         alive = self                    # the queue and the loop have the last references
-        self.loop.stops_reading_ahead(self)
+        self.loop.unwatch(self)
         self.queue.ahead = None
         if self.state != IDLE:
             ring.cancel_now(self)
@@ -127,7 +130,7 @@ cdef class ReadAhead(Operation):
             while self.state != IDLE and ring.answers.take(self.user_data, &answer):
                 if not answer.flags & liburing.IORING_CQE_F_MORE:
                     ring.finished(self)
-                self.take_answer(answer.result, answer.flags)
+                self.take_answer(None, answer.result, answer.flags)
         return self.leave()
 
     cdef int leave(self) except -1:

@@ -144,13 +144,38 @@ cdef class Receiver(Operation):
             return 0
         return self.input_ended(os_error(-result))
 
-    cdef int take_late_answer(self, int32_t result, uint32_t flags) except -1:
-        """connection_lost was called: the block goes back, and the descriptor may be closed."""
+    cdef int end_now(self) except -1:
+        """connection_lost was called: take the last answers out of their turn."""
+        cdef Ring ring = self.transport.loop.ring
+        if self.state == IDLE or self.watching:
+            return 0
+        self.take_last_answers()
+        if self.state != IDLE:
+            ring.cancel_now(self)
+            ring.drain()
+            self.take_last_answers()
+        return 0
+
+    cdef int take_last_answers(self) except -1:
+        cdef Ring ring = self.transport.loop.ring
+        cdef Answer answer
+        while self.state != IDLE and ring.answers.take(self.user_data, &answer):
+            if not answer.flags & liburing.IORING_CQE_F_MORE:
+                ring.finished(self)
+            self.give_back_block(answer.result, answer.flags)
+        return 0
+
+    cdef int give_back_block(self, int32_t result, uint32_t flags) except -1:
         cdef BufferRing buffers = self.transport.loop.ring.buffers
         cdef unsigned block = flags >> liburing.IORING_CQE_BUFFER_SHIFT
         if result > 0:
             buffers.lend(block)
             buffers.give_back(block)
+        return 0
+
+    cdef int take_late_answer(self, int32_t result, uint32_t flags) except -1:
+        """connection_lost was called: the block goes back, and the descriptor may be closed."""
+        self.give_back_block(result, flags)
         return self.transport.release_when_idle()
 
     cdef int discard(self, int32_t result, uint32_t flags) except -1:

@@ -31,7 +31,8 @@ cdef class Sender(Operation):
     cdef bint watching          # the last request was made to the poller, not to the ring
     cdef InactivityTimer timer  # None without a timeout
     cdef Py_ssize_t in_flight_size
-    cdef bint cut_short         # the last request in the ring sent less than that
+    cdef bint waits_for_all     # it is MSG_WAITALL
+    cdef bint cut_short         # ... and the last such sent less: its error was lost
     cdef bint dropped           # what is in flight belongs to a connection that was aborted
     cdef liburing.msghdr message
     cdef liburing.iovec *vectors
@@ -154,8 +155,9 @@ cdef class Sender(Operation):
         else:
             sqe = loop.ring.start(self, liburing.IORING_OP_SENDMSG, self.transport.fd,
                                   &self.message, 1)
+        self.waits_for_all = self.timer is None
         sqe.msg_flags = liburing.MSG_NOSIGNAL
-        if self.timer is None:
+        if self.waits_for_all:
             sqe.msg_flags |= liburing.MSG_WAITALL
         return 0
 
@@ -171,7 +173,7 @@ cdef class Sender(Operation):
                 self.transport.release_when_idle()
             return 0
         elif result >= 0:
-            self.cut_short = result < self.in_flight_size and self.timer is None
+            self.cut_short = self.waits_for_all and result < self.in_flight_size
             self.consume(result)
         elif not is_retry(result):
             error = -result
@@ -188,9 +190,10 @@ cdef class Sender(Operation):
         return 0
 
     cdef int failed(self, int error) except -1:
-        if error == EPIPE and self.cut_short:
+        if (error == EPIPE and self.cut_short
+                and self.transport.sock.family != liburing.AF_UNIX):
             # The kernel dropped the error that ended MSG_WAITALL half-way, and EPIPE says only that
-            # there was one.
+            # there was one. (A Unix peer may have called shutdown(SHUT_RD).)
             error = ECONNRESET
         return self.transport.fatal_error(
             os_error(error), "Fatal write error on socket transport")
@@ -201,6 +204,7 @@ cdef class Sender(Operation):
         elif timer is not None and self.state == SUBMITTED and not self.watching:
             # Made again, without MSG_WAITALL: how far it has come is told by its answer only.
             self.transport.loop.ring.cancel(self)
+            self.waits_for_all = False
         self.timer = timer
         if timer is not None and self.size:
             timer.start()
@@ -222,6 +226,18 @@ cdef class Sender(Operation):
             self.dropped = True
             self.transport.loop.ring.cancel(self)
         return 0
+
+    cdef int end_now(self) except -1:
+        """connection_lost was called: take the answer of what was aborted out of its turn."""
+        cdef Ring ring = self.transport.loop.ring
+        cdef Answer answer
+        if self.state == IDLE or self.watching:
+            return 0
+        if ring.answers.take(self.user_data, &answer):
+            ring.finished(self)
+        elif not ring.end_now(self, &answer):
+            return 0
+        return self.forget()
 
     cdef int forget(self) except -1:
         self.chunks.clear()

@@ -1,27 +1,21 @@
 # SockLoop: loop.sock_*, for sockets that no transport has.
 #
-# Owner of the queues, one for each descriptor and side that ever waited. What they share with
-# asyncio is the contract, down to the texts of errors; calls wait in the order in which they were
-# made, where asyncio's displace each other.
-
-# Whether recv(2) does what sock.recv() does: not where a subclass has a recv() of its own.
-_DIRECT_METHODS = {RECV: "recv", RECV_INTO: "recv_into", SENDALL: "send"}
-
+# Owner of the queues, one for each side of a descriptor that a call was made on. The contract is
+# asyncio's, down to the texts of errors, but for one thing: calls wait in the order in which they
+# were made, where asyncio's displace each other.
 
 cdef enum:
-    # How many sockets are looked at, whether they were closed: before the loop blocks, and in each
-    # tick, for a loop that never blocks.
+    # How many operations are looked at, whether their sockets were closed: before the loop blocks,
+    # and in each tick, for a loop that never blocks.
     LOOKS_PER_WAIT = 256
     LOOKS_PER_TICK = 8
 
 
 cdef class SockLoop(LoopCore):
-    cdef list input_queues, output_queues       # by descriptor; None: none waited yet
-    cdef list busy_queues       # with a call that waits
-    cdef list unarmed_queues    # whose head has no request yet
-    cdef list listeners         # of servers
-    cdef list read_aheads
-    cdef Py_ssize_t next_look, unlooked     # of before_wait()
+    cdef list input_queues, output_queues       # by descriptor; None: no call was made yet
+    cdef list unarmed_queues    # that want a request before the next submit
+    cdef list watched           # Watched: what user code may close the socket of
+    cdef Py_ssize_t next_look, unlooked     # places in `watched`
     cdef Stash stash
     cdef bint reads_ahead       # the option sock_readahead
     cdef object any_done_future
@@ -30,60 +24,10 @@ cdef class SockLoop(LoopCore):
     def __cinit__(self, *args, **kwargs):
         self.input_queues = []
         self.output_queues = []
-        self.busy_queues = []
         self.unarmed_queues = []
-        self.listeners = []
-        self.read_aheads = []
-        self.stash = Stash()
+        self.watched = []
+        self.stash = _STASH
         self.foreign_transports = {}
-
-    # --- asyncio's methods -----------------------------------------------------------------------
-
-    def sock_recv(self, sock, n):
-        """Receive up to n bytes, as bytes; b"" at the end of the stream. A coroutine."""
-        if not is_known_socket(sock):
-            return selector_events.BaseSelectorEventLoop.sock_recv(self, sock, n)
-        return self.make_call(RECV, sock, n, None)
-
-    def sock_recv_into(self, sock, buf):
-        """Receive into a writable buffer; returns the number of bytes. A coroutine."""
-        if not is_known_socket(sock):
-            return selector_events.BaseSelectorEventLoop.sock_recv_into(self, sock, buf)
-        return self.make_call(RECV_INTO, sock, buf, None)
-
-    def sock_recvfrom(self, sock, bufsize):
-        """Receive a datagram of up to bufsize bytes: (bytes, address). A coroutine."""
-        if not is_known_socket(sock):
-            return selector_events.BaseSelectorEventLoop.sock_recvfrom(self, sock, bufsize)
-        return self.make_call(RECVFROM, sock, bufsize, None)
-
-    def sock_recvfrom_into(self, sock, buf, nbytes=0):
-        """Receive a datagram into a buffer: (number of bytes, address). A coroutine."""
-        if not is_known_socket(sock):
-            return selector_events.BaseSelectorEventLoop.sock_recvfrom_into(self, sock, buf, nbytes)
-        return self.make_call(RECVFROM_INTO, sock, buf, nbytes)
-
-    def sock_accept(self, sock):
-        """Accept a connection: (socket, address), the socket non-blocking. A coroutine."""
-        if not is_known_socket(sock):
-            return selector_events.BaseSelectorEventLoop.sock_accept(self, sock)
-        return self.make_call(ACCEPT, sock, None, None)
-
-    def sock_sendall(self, sock, data):
-        """Send all of a bytes-like object; returns None. A coroutine."""
-        if not is_known_socket(sock):
-            return selector_events.BaseSelectorEventLoop.sock_sendall(self, sock, data)
-        return self.make_call(SENDALL, sock, data, None)
-
-    def sock_sendto(self, sock, data, address):
-        """Send a datagram to an address; returns the number of bytes. A coroutine."""
-        if not is_known_socket(sock):
-            return selector_events.BaseSelectorEventLoop.sock_sendto(self, sock, data, address)
-        return self.make_call(SENDTO, sock, data, address)
-
-    def _sock_connected(self, sock, address):
-        """Wait for the end of a connect(2) in progress; OSError if it failed. A coroutine."""
-        return self.make_call(CONNECT, sock, address, None)
 
     def _set_up_sockets(self, dict transports, bint reads_ahead):
         """asyncio's own transports by descriptor, whose sockets are not to be used here; and the
@@ -91,7 +35,44 @@ cdef class SockLoop(LoopCore):
         self.foreign_transports = transports
         self.reads_ahead = reads_ahead
 
-    cdef SocketCall make_call(self, CallKind kind, sock, argument, option):
+    # --- asyncio's methods -----------------------------------------------------------------------
+
+    def sock_recv(self, sock, n):
+        """Receive up to n bytes, as bytes; b"" at the end of the stream. A coroutine."""
+        return self.make_call(RECV, sock, n, None)
+
+    def sock_recv_into(self, sock, buf):
+        """Receive into a writable buffer; returns the number of bytes. A coroutine."""
+        return self.make_call(RECV_INTO, sock, buf, None)
+
+    def sock_recvfrom(self, sock, bufsize):
+        """Receive a datagram of up to bufsize bytes: (bytes, address). A coroutine."""
+        return self.make_call(RECVFROM, sock, bufsize, None)
+
+    def sock_recvfrom_into(self, sock, buf, nbytes=0):
+        """Receive a datagram into a buffer: (number of bytes, address). A coroutine."""
+        return self.make_call(RECVFROM_INTO, sock, buf, nbytes)
+
+    def sock_accept(self, sock):
+        """Accept a connection: (socket, address), the socket non-blocking. A coroutine."""
+        return self.make_call(ACCEPT, sock, None, None)
+
+    def sock_sendall(self, sock, data):
+        """Send all of a bytes-like object; returns None. A coroutine."""
+        return self.make_call(SENDALL, sock, data, None)
+
+    def sock_sendto(self, sock, data, address):
+        """Send a datagram to an address; returns the number of bytes. A coroutine."""
+        return self.make_call(SENDTO, sock, data, address)
+
+    def _sock_connected(self, sock, address):
+        """Wait for the end of a connect(2) in progress; OSError if it failed. A coroutine."""
+        return self.make_call(CONNECT, sock, address, None)
+
+    cdef object make_call(self, CallKind kind, sock, argument, option):
+        cdef SocketCall call
+        if not is_known_socket(sock):
+            return self.asyncios_call(kind, sock, argument, option)
         call = <SocketCall>SocketCall.__new__(SocketCall)
         call.loop = self
         call.kind = kind
@@ -99,17 +80,16 @@ cdef class SockLoop(LoopCore):
         call.argument = argument
         call.option = option
         call.direct = type(sock) is _SOCKET or is_direct(type(sock), kind)
+        call.is_made = True
         return call
 
-    cdef list take_received(self, int fd):
-        """What was received for calls on a socket that gets a transport now: bytes, maybe an
-        OSError last."""
-        cdef SocketQueue queue
-        if fd < PyList_GET_SIZE(self.input_queues):
-            queue = self.input_queues[fd]
-            if queue is not None and queue.ahead is not None:
-                queue.ahead.stop()
-        return self.stash.take_all(fd) if self.stash.count else []
+    cdef object asyncios_call(self, CallKind kind, sock, argument, option):
+        method = getattr(selector_events.BaseSelectorEventLoop, _CALL_NAMES[kind])
+        if kind == ACCEPT:
+            return method(self, sock)
+        if kind == RECVFROM_INTO or kind == SENDTO:
+            return method(self, sock, argument, option)
+        return method(self, sock, argument)
 
     # --- queues --------------------------------------------------------------------------------
 
@@ -133,30 +113,22 @@ cdef class SockLoop(LoopCore):
         queues[fd] = queue
         return queue
 
-    cdef int queue_is_busy(self, SocketQueue queue) except -1:
-        queue.place = PyList_GET_SIZE(self.busy_queues)
-        self.busy_queues.append(queue)
-        return 0
+    cdef list take_received(self, int fd):
+        """What was received for calls on a socket that gets a transport now: bytes, maybe an
+        OSError last. Calls that wait are refused."""
+        cdef SocketQueue queue
+        if fd < PyList_GET_SIZE(self.input_queues) and self.input_queues[fd] is not None:
+            queue = self.input_queues[fd]
+            queue.refuse_calls()
+        if fd < PyList_GET_SIZE(self.output_queues) and self.output_queues[fd] is not None:
+            queue = self.output_queues[fd]
+            queue.refuse_calls()
+        return self.stash.take_all(cookie_of(fd)) if self.stash.entries else []
 
-    cdef int queue_is_idle(self, SocketQueue queue) except -1:
-        cdef SocketQueue last = self.busy_queues.pop()
-        if last is not queue:
-            last.place = queue.place
-            self.busy_queues[last.place] = last
-        queue.place = -1
-        return 0
-
-    cdef int starts_reading_ahead(self, ReadAhead ahead) except -1:
-        ahead.place = PyList_GET_SIZE(self.read_aheads)
-        self.read_aheads.append(ahead)
-        return 0
-
-    cdef int stops_reading_ahead(self, ReadAhead ahead) except -1:
-        cdef ReadAhead last = self.read_aheads.pop()
-        if last is not ahead:
-            last.place = ahead.place
-            self.read_aheads[last.place] = last
-        ahead.place = -1
+    cdef int check_not_owned(self, int fd) except -1:
+        """RuntimeError for the socket of a transport."""
+        if self.poller.owner(fd) is not None or self.foreign_transports:
+            self._ensure_fd_no_transport(fd)
         return 0
 
     cdef inline object done_future(self):
@@ -165,12 +137,6 @@ cdef class SockLoop(LoopCore):
             self.any_done_future = self.create_future()
             self.any_done_future.set_result(None)
         return self.any_done_future
-
-    cdef int check_not_owned(self, int fd) except -1:
-        """RuntimeError for the socket of a transport."""
-        if self.poller.owner(fd) is not None or self.foreign_transports:
-            self._ensure_fd_no_transport(fd)
-        return 0
 
     cdef int before_submit(self) except -1:
         cdef SocketQueue queue
@@ -183,68 +149,66 @@ cdef class SockLoop(LoopCore):
         self.unarmed_queues.clear()
         return 0
 
+    # --- sockets that are closed under a request -------------------------------------------------
+
+    cdef int watch(self, Watched item) except -1:
+        item.place = PyList_GET_SIZE(self.watched)
+        self.watched.append(item)
+        return 0
+
+    cdef int unwatch(self, Watched item) except -1:
+        cdef Watched last = self.watched.pop()
+        if last is not item:
+            last.place = item.place
+            self.watched[last.place] = last
+        item.place = -1
+        return 0
+
     cdef bint before_wait(self) except -1:
         # When nothing has run since all were looked at, the loop may sleep.
         if not self.is_idle:
-            self.unlooked = self.watched_sockets()
+            self.unlooked = PyList_GET_SIZE(self.watched)
         self.look_for_closed(LOOKS_PER_WAIT)
         return self.unlooked > 0
 
-    cdef Py_ssize_t watched_sockets(self) noexcept:
-        return (PyList_GET_SIZE(self.busy_queues) + PyList_GET_SIZE(self.read_aheads)
-                + PyList_GET_SIZE(self.listeners))
-
     cdef int look_for_closed(self, Py_ssize_t looks) except -1:
-        """A request in flight holds its file: end those whose sockets were closed, some at a time,
-        in turn."""
+        """Look at some of the watched, in turn."""
+        cdef Watched item
         cdef Py_ssize_t i
-        for i in range(min(looks, self.watched_sockets())):
-            # Backwards, because one that leaves a list puts the last into its place.
-            if self.next_look <= 0:
-                self.next_look = self.watched_sockets()
+        for i in range(min(looks, PyList_GET_SIZE(self.watched))):
+            # Backwards, because one that leaves the list puts the last into its place.
+            if not 0 < self.next_look <= PyList_GET_SIZE(self.watched):
+                self.next_look = PyList_GET_SIZE(self.watched)
+                if self.next_look == 0:
+                    break
             self.next_look -= 1
-            self.look_at(self.next_look)
             self.unlooked -= 1
-        return 0
-
-    cdef int look_at(self, Py_ssize_t place) except -1:
-        cdef SocketQueue queue
-        cdef ReadAhead ahead
-        cdef Listener listener
-        if place < PyList_GET_SIZE(self.busy_queues):
-            queue = <SocketQueue>PyList_GET_ITEM(self.busy_queues, place)
-            if awaitable.socket_fd(queue.head.sock) != queue.fd:
-                queue.fail_closed()
-            return 0
-        place -= PyList_GET_SIZE(self.busy_queues)
-        if place < PyList_GET_SIZE(self.read_aheads):
-            ahead = <ReadAhead>PyList_GET_ITEM(self.read_aheads, place)
-            if not ahead.is_of(ahead.sock()):
-                ahead.stop()
-            return 0
-        place -= PyList_GET_SIZE(self.read_aheads)
-        if place < PyList_GET_SIZE(self.listeners):
-            listener = <Listener>PyList_GET_ITEM(self.listeners, place)
-            listener.is_open()          # stops it if not
+            item = <Watched>PyList_GET_ITEM(self.watched, self.next_look)
+            item.look()
         return 0
 
     def _release(self):
+        cdef Watched item
         try:
             LoopCore._release(self)
         finally:
+            for item in list(self.watched):
+                if isinstance(item, SocketQueue):
+                    (<SocketQueue>item).take_calls()    # they wait for ever, as asyncio's
+            self.watched.clear()
             self.input_queues.clear()
             self.output_queues.clear()
-            self.busy_queues.clear()
             self.unarmed_queues.clear()
-            self.listeners.clear()
-            self.read_aheads.clear()
-            self.stash.clear()
             self.any_done_future = None
 
 
 cpdef bint is_known_socket(sock) except -1:
     """Whether the object is a socket whose head awaitable.h may read: mocks say so and are not."""
     return type(sock) is _SOCKET or issubclass(type(sock), _SOCKET)
+
+
+# What recv(2) and send(2) stand in for, unless a subclass of socket.socket has its own.
+_DIRECT_METHODS = {RECV: "recv", RECV_INTO: "recv_into", SENDALL: "send"}
 
 
 cdef bint is_direct(kind_of_socket, CallKind kind) except -1:

@@ -22,7 +22,7 @@ cdef enum CallKind:
 cdef enum CallState:
     NEW
     WAITING
-    READY               # the result is there, and not fetched yet
+    READY               # the result or error is there, and not fetched yet
     FINISHED
     CANCELLED
 
@@ -39,8 +39,8 @@ cdef class SocketCall:
     cdef SockLoop loop
     cdef SocketQueue queue      # while it waits
     cdef object sock
-    cdef object argument        # the number of bytes, the buffer, the data, or the address
-    cdef object option          # the address of sendto, the number of bytes of recvfrom_into
+    cdef object argument        # the number of bytes, the buffer, the data, or CONNECT's address
+    cdef object option          # SENDTO's address; RECVFROM_INTO's number of bytes
     cdef Py_ssize_t limit       # most bytes of one recv(2); 0 where the method is called
     cdef Py_ssize_t sent
     cdef object value, error
@@ -49,15 +49,18 @@ cdef class SocketCall:
     cdef CallKind kind
     cdef CallState state
     cdef bint direct            # recv(2) and send(2) do: the socket's methods are not overridden
+    cdef bint is_made           # by the loop, and not by __new__()
     cdef bint blocking          # asyncio's mark of a future that is awaited
 
     def __init__(self):
         raise TypeError("socket calls are made by the event loop")
 
     def __dealloc__(self):
-        # As the interpreter warns of its own coroutines.
-        if self.state == NEW and self.loop is not None:
-            self.loop.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning)
+        # As the interpreter warns of its own coroutines. (A __del__() would run once only for an
+        # object that the freelist hands out again.)
+        if self.state == NEW and self.is_made:
+            warnings.warn(f"coroutine 'Loop.{_CALL_NAMES[self.kind]}' was never awaited",
+                          RuntimeWarning)
 
     @property
     def __name__(self):
@@ -88,6 +91,8 @@ cdef class SocketCall:
 
     def throw(self, kind, value=None, traceback=None):
         """Raise an exception where the call waits, which ends it: as of a coroutine."""
+        if self.state == FINISHED:
+            raise RuntimeError("cannot reuse already awaited coroutine")
         self.abandon()
         if value is None:
             value = kind() if isinstance(kind, type) else kind
@@ -106,7 +111,7 @@ cdef class SocketCall:
         if self.state == NEW:
             return self.begin()
         if self.state == WAITING:
-            raise RuntimeError("await wasn't used with future")
+            raise RuntimeError("coroutine is being awaited already")
         if self.state != READY:
             raise RuntimeError("cannot reuse already awaited coroutine")
         self.state = FINISHED
@@ -117,7 +122,7 @@ cdef class SocketCall:
 
     cdef bint begin(self) except -1:
         cdef SocketQueue queue
-        if self.loop is None:
+        if not self.is_made:
             raise TypeError("socket calls are made by the event loop")
         self.state = FINISHED       # unless it turns out that it has to wait
         if type(self.sock) is not _SOCKET:
@@ -143,41 +148,58 @@ cdef class SocketCall:
 
     cdef Py_ssize_t stream_limit(self) except -1:
         """Most bytes of one recv(2); 0 where that would not do exactly what the method does."""
-        cdef Py_buffer view
         if not self.direct or awaitable.socket_type(self.sock) != liburing.SOCK_STREAM:
             return 0
-        if self.kind == RECV:
-            if type(self.argument) is not int or not 0 < self.argument <= PY_SSIZE_T_MAX:
-                return 0
-            return min(<Py_ssize_t>self.argument, READ_SIZE)
+        return min(self.room(), READ_SIZE) if self.kind == RECV else self.room()
+
+    cdef Py_ssize_t room(self) except -1:
+        """The most bytes that an input call takes; 0 where the socket's method has to say it."""
+        cdef Py_buffer view
+        if self.kind == RECV or self.kind == RECVFROM:
+            size = self.argument
+            return size if isinstance(size, int) and 0 < size <= PY_SSIZE_T_MAX else 0
         try:
             PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
-        except (TypeError, BufferError):
-            return 0                    # the method will say it
+        except (TypeError, BufferError, ValueError):
+            return 0
         PyBuffer_Release(&view)
-        return view.len
+        if self.kind == RECV_INTO or not self.option:
+            return view.len
+        size = self.option
+        return size if isinstance(size, int) and 0 < size <= view.len else 0
 
     cdef int abandon(self) except -1:
         """Nobody wants the result; what was received for it stays for the next call."""
         cdef CallState state = self.state
         self.state = FINISHED
         if state == WAITING:
-            self.queue.remove(self)
-        elif state == READY:
-            self.keep_value()
-        self.callback = self.context = self.value = self.error = None
+            self.leave_queue()
+        self.keep_value()
+        self.callback = self.context = self.error = None
+        return 0
+
+    cdef int leave_queue(self) except -1:
+        queue, self.queue = self.queue, None
+        if queue is not None:           # else the loop is closed
+            (<SocketQueue>queue).remove(self)
         return 0
 
     cdef int keep_value(self) except -1:
-        if self.value is None:
+        """Give back a result that nobody fetches."""
+        value, self.value = self.value, None
+        if value is None:
             return 0
+        if self.kind == RECVFROM or self.kind == RECVFROM_INTO:
+            if awaitable.socket_type(self.sock) != liburing.SOCK_STREAM:
+                return 0                # a datagram, and asyncio's loss too
+            value = value[0]
         if self.kind == ACCEPT:
-            self.value[0].close()
-        elif self.kind == RECV:
-            self.loop.stash.put(self.cookie(), self.value)
-        elif self.kind == RECV_INTO:
+            value[0].close()
+        elif self.kind == RECV or self.kind == RECVFROM:
+            self.loop.stash.put_back(self.cookie(), value)
+        elif self.kind == RECV_INTO or self.kind == RECVFROM_INTO:
             with memoryview(self.argument).cast("B") as view:
-                self.loop.stash.put(self.cookie(), bytes(view[:self.value]))
+                self.loop.stash.put_back(self.cookie(), bytes(view[:value]))
         return 0
 
     cdef object cookie(self):
@@ -188,8 +210,10 @@ cdef class SocketCall:
 
     @property
     def _asyncio_future_blocking(self):
-        # None says that it is no future yet: create_task() takes it for the coroutine that it is.
-        return None if self.state == NEW else self.blocking
+        # None says that it is no future: to all but the task that awaits it, it is a coroutine.
+        if self.state != WAITING or self.callback is not None:
+            return None
+        return self.blocking
 
     @_asyncio_future_blocking.setter
     def _asyncio_future_blocking(self, bint blocking):
@@ -226,7 +250,7 @@ cdef class SocketCall:
             return False
         self.state = CANCELLED
         self.cancel_message = msg
-        self.queue.remove(self)
+        self.leave_queue()
         self.call_back_later()
         return True
 
@@ -236,6 +260,12 @@ cdef class SocketCall:
         if callback is not None:
             self.loop.call_soon(callback, self, context=context)
         return 0
+
+    cdef int fail_later(self, exc) except -1:
+        """End the waiting with an error, where no code of the user may run."""
+        self.state = READY
+        self.error = exc
+        return self.call_back_later()
 
     cdef int call_back(self) except -1:
         """The result is there: let the task fetch it, now."""
@@ -261,11 +291,12 @@ cdef class SocketCall:
         Off the fast paths Python's own socket method is called, so that results and errors are
         asyncio's.
         """
-        if self.kind <= RECVFROM_INTO:
-            if self.loop.stash.count and self.take_from_stash():
-                return True
-            if queue is not None and queue.reads_ahead_of(self.sock):
-                return queue.ahead.serve(self)
+        if self.kind <= RECVFROM_INTO and queue is not None and queue.may_have_bytes():
+            if self.room() > 0:         # else the method says what is wrong
+                if self.take_from_stash():
+                    return True
+                if queue.reads_ahead_of(self.sock):
+                    return queue.ahead.serve(self)
         if self.kind == SENDALL and self.direct:
             return self.send_rest()
         if self.limit:
@@ -315,6 +346,7 @@ cdef class SocketCall:
             if error == EAGAIN or error == EINTR:
                 return False
             raise os_error(error)
+        self.loop.counters.bytes_sent += sent
         self.sent += sent
         return sent == left
 
@@ -358,40 +390,47 @@ cdef class SocketCall:
             self.value = shrink(block, size)
         return True
 
-    cdef Py_ssize_t room(self) except -1:
-        """The most bytes that an input call takes."""
-        cdef Py_buffer view
-        if self.kind == RECV or self.kind == RECVFROM:
-            return self.argument
-        PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
-        PyBuffer_Release(&view)
-        if self.kind == RECVFROM_INTO and self.option:
-            return min(view.len, <Py_ssize_t>self.option)
-        return view.len
-
     cdef Py_ssize_t take(self, const char *content, Py_ssize_t size) except -1:
         """Take what was received for this call, as its result. Returns for how much it has room."""
         cdef Py_buffer view
-        size = min(size, self.room())
         if self.kind == RECV or self.kind == RECVFROM:
-            self.value = PyBytes_FromStringAndSize(content, size)
+            size = min(size, <Py_ssize_t>self.argument)
+            value = PyBytes_FromStringAndSize(content, size)
         else:
             PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
             size = min(size, view.len)
+            if self.kind == RECVFROM_INTO and self.option:
+                size = min(size, <Py_ssize_t>self.option)
             if size:
                 memcpy(view.buf, content, size)
             PyBuffer_Release(&view)
-            self.value = size
+            value = size
         if self.kind == RECVFROM or self.kind == RECVFROM_INTO:
-            self.value = (self.value, None)     # of a stream: nobody is named
+            value = (value, None)       # of a stream: nobody is named
+        self.value = value
         return size
+
+    cdef Py_ssize_t offer(self, const char *content, Py_ssize_t size) except -1:
+        """take(), whose errors are the call's: a buffer may be another than when the call began."""
+        try:
+            return self.take(content, size)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.error = exc
+        return 0
 
     cdef bint take_from_stash(self) except -1:
         """What was received for an earlier call on this socket comes first."""
-        cdef bytes data = self.loop.stash.take(awaitable.socket_fd(self.sock), self.room())
+        cookie = self.cookie()
+        cdef bytes data = self.loop.stash.take(cookie, self.room())
+        cdef Py_ssize_t taken = 0
         if data is None:
             return False
-        self.take(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        try:
+            taken = self.take(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        finally:
+            self.loop.stash.put_back(cookie, data[taken:])
         return True
 
 

@@ -6,8 +6,8 @@
 # is a receive bounded by what the call asked for, the send of a small message, or else a poll; on
 # epoll it is readiness. A poll consumes nothing: the call is tried again.
 #
-# A request in flight holds the file, so a socket that is closed under a waiting call would stay
-# open for its peer. Before the loop submits and before it blocks the queues compare descriptors.
+# Code of the user may run while a call is tried (a recv() of its own, a buffer written in Python)
+# and end any call, this one included: look at the head again afterwards.
 
 cdef enum RequestKind:
     POLL                # answered by the ring, as READINESS is by the poller
@@ -18,17 +18,17 @@ cdef enum RequestKind:
 
 @cython.internal
 @cython.final
-cdef class SocketQueue(Operation):
+cdef class SocketQueue(Watched):
     cdef SockLoop loop
     cdef int fd
     cdef bint is_output
     cdef SocketCall head
     cdef object followers       # deque of SocketCall, or None
-    cdef Py_ssize_t place       # in loop.busy_queues; -1: no call waits
     cdef bint must_arm
     cdef RequestKind request_kind       # of what is in flight
-    cdef bint orphaned          # ... and could not be ended when its call was
-    cdef object cookie          # whose call that was
+    # The call has gone, its request not yet: what it brings is for the stash, under `cookie`.
+    cdef bint orphaned
+    cdef object cookie
     cdef bytes sending          # what a SEND in flight refers to
     cdef ReadAhead ahead        # None unless the option is on
     cdef bint drained           # the last receive left nothing in the socket
@@ -46,18 +46,21 @@ cdef class SocketQueue(Operation):
             return False
         if call.kind == SENDALL:
             return not self.can_batch(call)
-        if self.ahead is not None or self.loop.stash.count:
-            return True
-        return not (self.drained and call.limit)
+        return self.may_have_bytes() or not (self.drained and call.limit)
 
     cdef bint can_batch(self, SocketCall call) except -1:
         return (self.loop.ring is not None and call.direct and type(call.argument) is bytes
                 and 0 < PyBytes_GET_SIZE(call.argument) < SEND_NOW_SIZE and call.sent == 0)
 
+    cdef bint may_have_bytes(self) except -1:
+        """Whether the next input call may find bytes that were received already."""
+        return self.ahead is not None or len(self.loop.stash.entries) > 0
+
     cdef int read_ahead(self, sock) except -1:
         """Keep a receive armed on the socket (the option sock_readahead)."""
         cdef ReadAhead ahead
-        if self.reads_ahead_of(sock) or self.loop.ring is None:
+        if (self.reads_ahead_of(sock) or self.loop.ring is None or self.state != IDLE
+                or self.loop.poller.owner(self.fd) is not None):
             return 0
         ahead = ReadAhead.__new__(ReadAhead)
         ahead.loop = self.loop
@@ -66,7 +69,7 @@ cdef class SocketQueue(Operation):
         ahead.cookie = cookie_of(self.fd)
         ahead.sock = weakref.ref(sock)
         ahead.held = collections.deque()
-        self.loop.starts_reading_ahead(ahead)
+        self.loop.watch(ahead)
         self.ahead = ahead
         return self.request()
 
@@ -85,12 +88,11 @@ cdef class SocketQueue(Operation):
         return 0
 
     cdef int add(self, SocketCall call) except -1:
-        if self.head is not None and awaitable.socket_fd(self.head.sock) != self.fd:
-            self.fail_closed()          # the number is another socket's now
+        self.look()                 # the number of a closed socket may be this one's now
         call.queue = self
         if self.head is None:
             self.head = call
-            self.loop.queue_is_busy(self)
+            self.loop.watch(self)
             return self.request()
         if self.followers is None:
             self.followers = collections.deque()
@@ -99,7 +101,6 @@ cdef class SocketQueue(Operation):
 
     cdef int remove(self, SocketCall call) except -1:
         """The call waits no longer; what was received for it is stashed."""
-        call.queue = None
         if call is not self.head:
             self.followers.remove(call)
             return 0
@@ -108,45 +109,20 @@ cdef class SocketQueue(Operation):
 
     cdef int next(self) except -1:
         """The head has ended: the call behind it takes its place."""
-        cdef SocketCall call
         self.head.queue = None
         self.head = None
-        while self.followers:
-            call = self.followers.popleft()
-            if call.kind <= RECVFROM_INTO and self.loop.stash.count and call.take_from_stash():
-                call.queue = None
-                call.state = READY
-                call.call_back_later()
-                continue
-            self.head = call
-            return self.request()
-        return self.loop.queue_is_idle(self)
-
-    cdef int fail_closed(self) except -1:
-        """The sockets of some calls were closed under them (asyncio's would wait for ever)."""
-        cdef SocketCall call
-        cdef list calls = [self.head, *(self.followers or ())]
-        if self.ahead is not None:
-            self.ahead.stop()
-        self.halt()
-        self.head.queue = None
-        self.head = self.followers = None
-        for call in calls:
-            if awaitable.socket_fd(call.sock) == self.fd:
-                if self.head is None:
-                    self.head = call
-                else:
-                    if self.followers is None:
-                        self.followers = collections.deque()
-                    self.followers.append(call)
-            else:
-                call.queue = None
-                call.state = READY
-                call.error = os_error(EBADF, f"socket closed while {call.__name__}() was waiting")
-                call.call_back_later()
-        if self.head is None:
-            return self.loop.queue_is_idle(self)
+        if not self.followers:
+            return self.loop.unwatch(self)
+        self.head = self.followers.popleft()
+        if not self.is_output and self.may_have_bytes():
+            # Not now: no call may be given bytes that its task does not fetch at once.
+            self.loop.call_soon(self._retry)
+            return 0
         return self.request()
+
+    def _retry(self):
+        if self.head is not None and self.state == IDLE:
+            self.retry_head()
 
     cdef int retry_head(self) except -1:
         """The socket may be ready: try the call again."""
@@ -160,14 +136,54 @@ cdef class SocketQueue(Operation):
         except BaseException as exc:
             call.error = exc
             done = True
-        if not done:
-            return self.request()
-        return self.head_done()
+        return self.head_done(call) if done else self.request()
 
-    cdef int head_done(self) except -1:
-        cdef SocketCall call = self.head
+    cdef int head_done(self, SocketCall call) except -1:
+        """The call has its result or error, unless it was ended on the way."""
+        if self.head is not call:
+            return call.keep_value()
         self.next()
         return call.call_back()
+
+    cdef int look(self) except -1:
+        # asyncio's calls would wait for ever.
+        cdef SocketCall call
+        if self.head is None or awaitable.socket_fd(self.head.sock) == self.fd:
+            return 0
+        if self.ahead is not None:
+            self.ahead.stop()
+        self.halt()
+        calls = self.take_calls()
+        for call in calls:
+            if awaitable.socket_fd(call.sock) == self.fd:
+                self.add(call)
+            else:
+                call.fail_later(os_error(
+                    EBADF, f"socket closed while {call.__name__}() was waiting"))
+        return 0
+
+    cdef int refuse_calls(self) except -1:
+        """A transport has the socket now (asyncio's calls would wait for ever)."""
+        cdef SocketCall call
+        if self.ahead is not None:
+            self.ahead.stop()
+        if self.head is None:
+            return 0
+        self.halt()
+        for call in self.take_calls():
+            call.fail_later(RuntimeError(
+                f"File descriptor {self.fd} is used by a transport since {call.__name__}() waits"))
+        return 0
+
+    cdef list take_calls(self):
+        """All calls, in order; none waits here any more."""
+        cdef SocketCall call
+        cdef list calls = [self.head, *(self.followers or ())]
+        for call in calls:
+            call.queue = None
+        self.head = self.followers = None
+        self.loop.unwatch(self)
+        return calls
 
     # --- the request in flight -----------------------------------------------------------------
 
@@ -183,10 +199,9 @@ cdef class SocketQueue(Operation):
         self.must_arm = False
         if self.ahead is not None and self.reads_ahead_of(self.ahead.sock()):
             return self.ahead.arm()
+        self.look()
         if self.head is None or self.state != IDLE:
             return 0
-        if awaitable.socket_fd(self.head.sock) != self.fd:
-            return self.fail_closed()
         if self.loop.ring is None:
             return self.watch()
         if self.head.limit and not self.large:
@@ -196,6 +211,7 @@ cdef class SocketQueue(Operation):
         return self.prepare_poll()
 
     cdef int watch(self) except -1:
+        cdef SocketCall call = self.head
         self.request_kind = READINESS_WATCH
         try:
             if self.is_output:
@@ -203,10 +219,8 @@ cdef class SocketQueue(Operation):
             else:
                 self.loop.poller.watch_input(self.fd, self)
         except OSError as exc:
-            self.head.error = exc
-            self.head.state = READY
-            self.head.call_back_later()
             self.next()
+            call.fail_later(exc)
         return 0
 
     cdef int prepare_receive(self) except -1:
@@ -239,18 +253,22 @@ cdef class SocketQueue(Operation):
     cdef int halt(self) except -1:
         """End the request in flight before returning; the socket may be closed then."""
         cdef Answer answer
-        if self.state == IDLE:
+        if self.state == IDLE or self.orphaned:
             return 0
         if self.request_kind == READINESS_WATCH:
             return self.stop_watching()
-        self.cookie = None
-        # The number of a closed socket may be another's already.
-        if self.request_kind == RECEIVE and awaitable.socket_fd(self.head.sock) == self.fd:
-            self.cookie = self.head.cookie()
+        self.note_cookie()
         if not self.loop.ring.end_now(self, &answer):
             self.orphaned = True
             return 0
         return self.keep(answer.result, answer.flags)
+
+    cdef int note_cookie(self) except -1:
+        """For what a receive in flight brings; the number of a closed socket may be another's."""
+        self.cookie = None
+        if self.request_kind == RECEIVE and awaitable.socket_fd(self.head.sock) == self.fd:
+            self.cookie = self.head.cookie()
+        return 0
 
     cdef int stop_watching(self) except -1:
         if self.is_output:
@@ -277,25 +295,27 @@ cdef class SocketQueue(Operation):
         self.sending = None
         if result < 0:
             call.error = os_error(-result)
-            return self.head_done()
+            return self.head_done(call)
+        self.loop.counters.bytes_sent += result
         call.sent += result
         if call.sent < PyBytes_GET_SIZE(call.argument):
             return self.retry_head()    # the rest tells why
-        return self.head_done()
+        return self.head_done(call)
 
     cdef int received(self, int32_t result, uint32_t flags) except -1:
+        cdef SocketCall call = self.head
         if result > 0:
             return self.deliver(flags >> liburing.IORING_CQE_BUFFER_SHIFT, result)
         if result == -ENOBUFS:
             # The data waits in the socket: one more block for the next time, and recv(2) now.
             self.loop.ring.ran_dry()
             return self.retry_head()
-        if result == 0:
-            self.head.take(b"", 0)
-        else:
-            self.head.error = os_error(-result)
         self.drained = False
-        return self.head_done()
+        if result == 0:
+            call.offer(b"", 0)
+        else:
+            call.error = os_error(-result)
+        return self.head_done(call)
 
     cdef int deliver(self, unsigned block, int32_t size) except -1:
         cdef BufferRing buffers = self.loop.ring.buffers
@@ -305,16 +325,13 @@ cdef class SocketQueue(Operation):
         self.loop.counters.bytes_received += size
         self.learn(size, min(call.limit, buffers.block_size))
         try:
-            try:
-                taken = call.take(content, size)
-            except BaseException as exc:    # a buffer that was writable when the call began
-                call.error = exc
+            taken = call.offer(content, size)
+        finally:
             if taken < size:
                 self.loop.stash.put(call.cookie(), PyBytes_FromStringAndSize(
                     content + taken, size - taken))
-        finally:
             buffers.give_back(block)
-        return self.head_done()
+        return self.head_done(call)
 
     cdef int keep(self, int32_t result, uint32_t flags) except -1:
         """The request won the race against its end: the next call gets what it brought."""
@@ -331,5 +348,6 @@ cdef class SocketQueue(Operation):
         return 0
 
     cdef int discard(self, int32_t result, uint32_t flags) except -1:
-        self.sending = None
-        return 0
+        if self.head is not None and not self.orphaned:
+            self.note_cookie()
+        return self.keep(result, flags)

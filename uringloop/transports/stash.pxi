@@ -2,74 +2,76 @@
 #
 # A call that is cancelled while its data is on the way leaves it here, for the next call on the
 # same socket or a transport made from it. "The same socket" is what the kernel says (SO_COOKIE,
-# unique for the life of the machine): the socket object may have been detached or duplicated, and
-# its number used again.
+# unique until the machine restarts): the socket object may have been detached or duplicated, its
+# number used again, and the loop closed: one stash serves all loops of the process.
+
+cdef enum:
+    SWEEP_SIZE = 64
+
 
 @cython.internal
 @cython.final
 cdef class Stash:
     cdef dict entries           # cookie -> deque of bytes, at most one OSError at the end
-    cdef readonly Py_ssize_t count
     cdef Py_ssize_t sweep_at    # when there are so many, those of closed sockets are dropped
 
     def __cinit__(self):
         self.entries = {}
-        self.sweep_at = 64
+        self.sweep_at = SWEEP_SIZE
+
+    cdef object entry(self, cookie):
+        entry = self.entries.get(cookie)
+        if entry is None:
+            if len(self.entries) >= self.sweep_at:
+                self.sweep()
+            entry = self.entries[cookie] = collections.deque()
+        return entry
 
     cdef int put(self, cookie, item) except -1:
         """Keep bytes or an OSError for the next reader; nobody reads a closed socket (None)."""
-        if cookie is None:
-            return 0
-        entry = self.entries.get(cookie)
-        if entry is None:
-            if self.count >= self.sweep_at:
-                self.sweep()
-            entry = self.entries[cookie] = collections.deque()
-            self.count += 1
-        entry.append(item)
+        if cookie is not None:
+            self.entry(cookie).append(item)
         return 0
 
-    cdef object take(self, int fd, Py_ssize_t limit):
+    cdef int put_back(self, cookie, bytes data) except -1:
+        """Keep bytes that come before all that is kept."""
+        if cookie is not None and data:
+            self.entry(cookie).appendleft(data)
+        return 0
+
+    cdef object take(self, cookie, Py_ssize_t limit):
         """Up to `limit` bytes, or None. Raises an error that was kept."""
-        cookie = cookie_of(fd)
         entry = self.entries.get(cookie)
-        if entry is None or limit <= 0:
+        if entry is None:
             return None
         item = entry.popleft()
         if isinstance(item, bytes) and len(item) > limit:
             entry.appendleft(item[limit:])
             item = item[:limit]
         if not entry:
-            self.drop(cookie)
+            del self.entries[cookie]
         if isinstance(item, OSError):
             raise item
         return item
 
-    cdef object take_all(self, int fd):
-        """Everything kept for a socket: a list of bytes, at most one OSError at its end."""
-        cookie = cookie_of(fd)
-        entry = self.entries.get(cookie)
-        if entry is None:
-            return []
-        self.drop(cookie)
-        return list(entry)
+    cdef list take_all(self, cookie):
+        """Everything kept for a socket: bytes, at most one OSError at the end."""
+        return list(self.entries.pop(cookie, ()))
 
-    cdef int drop(self, cookie) except -1:
-        del self.entries[cookie]
-        self.count -= 1
+    cdef int clear(self) except -1:
+        self.entries.clear()
+        self.sweep_at = SWEEP_SIZE
         return 0
 
     cdef int sweep(self) except -1:
         """Forget the sockets that this process has open no more."""
-        alive = {cookie_of(int(name)) for name in os.listdir("/proc/self/fd")}
-        for cookie in [cookie for cookie in self.entries if cookie not in alive]:
-            self.drop(cookie)
-        self.sweep_at = max(64, 2 * self.count)
-        return 0
-
-    cdef int clear(self) except -1:
-        self.entries.clear()
-        self.count = 0
+        try:
+            alive = {cookie_of(int(name)) for name in os.listdir("/proc/self/fd")}
+        except OSError:
+            alive = set(self.entries)       # no /proc here: keep all
+        for cookie in set(self.entries) - alive:
+            del self.entries[cookie]
+        self.sweep_at = max(SWEEP_SIZE, 2 * len(self.entries))
         return 0
 
 
@@ -81,3 +83,11 @@ cdef object cookie_of(int fd):
                                      &size) < 0:
         return None
     return cookie
+
+
+_STASH = Stash()
+
+
+def forget_stash():
+    """In a forked child: what was received is the parent's."""
+    (<Stash>_STASH).clear()

