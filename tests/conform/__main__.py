@@ -28,7 +28,8 @@ def arguments():
     parser.add_argument("--suites", default="", help=f"of {', '.join(SUITES)}; default: all")
     parser.add_argument("--loops", default=",".join(LOOPS), help="default: %(default)s")
     parser.add_argument("--only", default="", help="test files with this in their name")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files at a time")
+    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 1) + 1,
+                        help="files at a time (they wait more than they compute)")
     parser.add_argument("--fresh", action="store_true", help="asyncio and uvloop run again, too")
     parser.add_argument("--no-lists", action="store_true", help="expect no difference at all")
     options = parser.parse_args()
