@@ -139,9 +139,8 @@ SUITES = (
         sha256="efcd36e9b35f79873535b06444a7c9b0a3c61d97081b208c7fdd3fd8a40f1eca",
         files=tuple(f"tests/test_{name}.py" for name in (
             "agent", "channel", "connection", "forward", "process", "stream", "x11")),
-        # Hang on asyncio, too; the second as root, who may read any file.
-        deselect=("::test_version_", "test_trusted_x509_certs_not_readable",
-                  "_TestCanonicalizeHost"),     # asks for names that only a network resolves
+        deselect=("_TestCanonicalizeHost",),    # asks for names that only a network resolves
+        limit=30,   # asyncio itself waits for ever at the end of two classes of test_connection.py
         requires=("bcrypt",),
         ini="",
     ),
