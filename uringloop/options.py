@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
+# What URINGLOOP_OPTIONS may say for a bool.
 _TRUTH = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 BACKENDS = ("auto", "io_uring", "epoll")
 
