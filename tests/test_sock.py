@@ -31,7 +31,6 @@ from helpers import (
     run_once,
     socket_pair,
     ticks,
-    until,
 )
 
 OURS = ("io_uring", "epoll")
@@ -1124,3 +1123,44 @@ def test_what_came_for_a_call_when_its_loop_was_closed(new_loop, loop_kind):
         while len(got) < 10:
             got += other.run_until_complete(other.sock_recv(ours, 7))
         assert got == b"0123456789"
+
+
+async def test_a_socket_detached_under_a_call_whose_bytes_have_come(loop, loop_kind):
+    only_ours(loop_kind, "asyncio's call waits for ever")
+    with socket_pair() as (ours, peer):
+        first = await waiting(loop, loop.sock_recv(ours, 10))
+        peer.sendall(b"same")
+        with socket.socket(fileno=ours.detach()) as other:
+            other.setblocking(False)
+            second = loop.create_task(loop.sock_recv(other, 10))
+            peer.sendall(b" more")
+            results = await asyncio.gather(first, second, return_exceptions=True)
+            got = b"".join(result for result in results if isinstance(result, bytes))
+            if got == b"same":
+                got += await loop.sock_recv(other, 10)
+            assert got == b"same more"
+
+
+async def test_add_reader_displaces_no_call_for_good(loop, loop_kind):
+    only_ours(loop_kind, "order")
+    with socket_pair() as (ours, peer):
+        first = await waiting(loop, loop.sock_recv(ours, 1))
+        loop.add_reader(ours, print)
+        loop.remove_reader(ours)
+        second = loop.create_task(loop.sock_recv(ours, 1))
+        await ticks()
+        peer.sendall(b"ab")
+        assert (await first, await second) == (b"a", b"b")
+
+
+async def test_what_was_learned_of_a_socket_is_not_held_against_the_next(loop, loop_kind):
+    only_ours(loop_kind, "own heuristics")
+    for _ in range(20):
+        with socket_pair() as (ours, peer):
+            peer.sendall(b"x")
+            assert await loop.sock_recv(ours, 10) == b"x"
+            ours.close()
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                listener.setblocking(False)
+                with pytest.raises(OSError, match="not connected"):
+                    await loop.sock_recv(listener, 10)

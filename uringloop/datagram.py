@@ -48,7 +48,9 @@ class DatagramTransport(selector_events._SelectorDatagramTransport, asyncio.Data
         if self._buffer:
             self._keep(data, addr)
         elif not self._try_to_send(data, addr):
-            # A protocol that closed the endpoint in error_received() never gets here.
+            if self._conn_lost:
+                self._count_lost()  # nobody would send what is kept now
+                return
             self._loop._add_writer(self._sock_fd, self._sendto_ready)
             self._keep(data, addr)
 

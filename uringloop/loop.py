@@ -44,7 +44,8 @@ class LoopStats:
     epoll_wait calls. messages_copied, messages_handed_over, messages_fed: how received data reached
     protocols: copied out of a block, as the block itself, or into the buffer of a StreamReader.
     mode_switches: changes between the receive modes. bytes_received, bytes_sent: payload bytes of
-    stream transports and of sock_* on stream sockets. operations: all that is waited for, readiness of transports included.
+    stream transports and of sock_* on stream sockets. operations: all that is waited for, readiness
+    of transports included.
     """
 
     ticks: int

@@ -53,8 +53,10 @@ cdef class ReadAhead(Watched):
         if isinstance(self.end, EOFError):
             call.take(b"", 0)
             return True
-        # Told once. The next call asks again: the socket may not have been connected yet.
+        # Told once. The next call begins anew: the socket may not have been connected yet.
+        alive = self
         end, self.end = self.end, None
+        self.stop()
         raise end
 
     cdef int arm(self) except -1:

@@ -31,6 +31,7 @@ cdef class SocketQueue(Watched):
     cdef object cookie
     cdef bytes sending          # what a SEND in flight refers to
     cdef ReadAhead ahead        # None unless the option is on
+    cdef PyObject *learned_of   # the socket that the two below are about; never looked into
     cdef bint drained           # the last receive left nothing in the socket
     cdef bint large             # the last receive filled a block
 
@@ -42,6 +43,9 @@ cdef class SocketQueue(Watched):
     cdef bint should_try(self, SocketCall call) except -1:
         """Whether a new call is tried at once: not before those that wait; not where a look at the
         socket would most likely be in vain; not if its send can leave together with others."""
+        if self.learned_of is not <PyObject *>call.sock:
+            self.learned_of = <PyObject *>call.sock
+            self.drained = self.large = False
         if self.head is not None or call.kind == CONNECT:
             return False
         if call.kind == SENDALL:
@@ -97,6 +101,8 @@ cdef class SocketQueue(Watched):
         if self.followers is None:
             self.followers = collections.deque()
         self.followers.append(call)
+        if self.state == IDLE:
+            return self.request()   # add_reader() may have displaced what the head waited for
         return 0
 
     cdef int remove(self, SocketCall call) except -1:
@@ -157,6 +163,9 @@ cdef class SocketQueue(Watched):
         for call in calls:
             if awaitable.socket_fd(call.sock) == self.fd:
                 self.add(call)
+            elif call.value is not None:
+                call.state = READY      # it came before the end
+                call.call_back_later()
             else:
                 call.fail_later(os_error(
                     EBADF, f"socket closed while {call.__name__}() was waiting"))
@@ -261,6 +270,10 @@ cdef class SocketQueue(Watched):
         if not self.loop.ring.end_now(self, &answer):
             self.orphaned = True
             return 0
+        if self.request_kind == RECEIVE and self.cookie is None and answer.result > 0:
+            # The socket was closed or detached after this had come for the call.
+            return self.offer_block(
+                self.head, answer.flags >> liburing.IORING_CQE_BUFFER_SHIFT, answer.result)
         return self.keep(answer.result, answer.flags)
 
     cdef int note_cookie(self) except -1:
@@ -318,12 +331,17 @@ cdef class SocketQueue(Watched):
         return self.head_done(call)
 
     cdef int deliver(self, unsigned block, int32_t size) except -1:
-        cdef BufferRing buffers = self.loop.ring.buffers
         cdef SocketCall call = self.head
+        self.learn(size, min(call.limit, self.loop.recv_buffer_size))
+        self.offer_block(call, block, size)
+        return self.head_done(call)
+
+    cdef int offer_block(self, SocketCall call, unsigned block, int32_t size) except -1:
+        """Give a call what came for it; the rest is for the next."""
+        cdef BufferRing buffers = self.loop.ring.buffers
         cdef Py_ssize_t taken = 0
         cdef const char *content = buffers.lend(block)
         self.loop.counters.bytes_received += size
-        self.learn(size, min(call.limit, buffers.block_size))
         try:
             taken = call.offer(content, size)
         finally:
@@ -331,7 +349,7 @@ cdef class SocketQueue(Watched):
                 self.loop.stash.put(call.cookie(), PyBytes_FromStringAndSize(
                     content + taken, size - taken))
             buffers.give_back(block)
-        return self.head_done(call)
+        return 0
 
     cdef int keep(self, int32_t result, uint32_t flags) except -1:
         """The request won the race against its end: the next call gets what it brought."""
