@@ -10,6 +10,7 @@ import errno
 import gc
 import hashlib
 import os
+import resource
 import socket
 import struct
 import threading
@@ -1164,3 +1165,71 @@ async def test_what_was_learned_of_a_socket_is_not_held_against_the_next(loop, l
                 listener.setblocking(False)
                 with pytest.raises(OSError, match="not connected"):
                     await loop.sock_recv(listener, 10)
+
+
+async def test_a_send_that_waits_goes_before_those_of_a_transport(loop):
+    with socket_pair() as (ours, peer):
+        task = loop.create_task(loop.sock_sendall(ours, b"first "))
+        await asyncio.sleep(0)
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        transport.write(b"second")
+        assert await in_thread(read_exactly, peer, 12) == b"first second"
+        await task
+        end(transport)
+        await protocol.lost()
+
+
+@pytest.mark.uvloop_differs("the ResourceWarning comes later", "its own sockets", run=False)
+async def test_a_finished_call_holds_nothing(loop):
+    class Data(bytearray):
+        pass
+
+    ours, peer = make_pair()
+    with peer:
+        data = Data(b"x")
+        reference = weakref.ref(data)
+        calls = [loop.sock_sendall(ours, data), loop.sock_recv(ours, 10)]
+        await calls[0]
+        peer.sendall(b"y")
+        assert await calls[1] == b"y"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del data, ours
+            gc.collect()
+        assert reference() is None
+        assert await in_thread(peer.recv, 10) == b"x"
+        assert await in_thread(peer.recv, 10) == b""
+
+
+async def test_a_number_that_dup2_gives_to_another_socket(loop, loop_kind):
+    only_ours(loop_kind, "stash")
+    with socket_pair() as (ours, peer), socket_pair() as (new, new_peer):
+        task = await waiting(loop, loop.sock_recv(ours, 100))
+        peer.sendall(b"old")
+        os.dup2(new.fileno(), ours.fileno())
+        task.cancel()
+        await asyncio.wait([task])
+        new_peer.sendall(b"new")
+        assert await loop.sock_recv(ours, 100) == b"new"
+
+
+async def test_a_stash_of_many_sockets_out_of_descriptors(loop, loop_kind):
+    only_ours(loop_kind, "stash")
+    pairs = [make_pair("unix") for _ in range(70)]
+    tasks = [loop.create_task(loop.sock_recv(ours, 10)) for ours, _ in pairs]
+    await ticks()
+    for i, (_, peer) in enumerate(pairs):
+        peer.sendall(b"%d" % i)
+    os.stat(".")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8, limits[1]))
+    try:
+        for task in tasks:
+            task.cancel()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    await asyncio.wait(tasks)
+    for i, (ours, peer) in enumerate(pairs):
+        assert await loop.sock_recv(ours, 10) == b"%d" % i
+        ours.close()
+        peer.close()

@@ -110,8 +110,10 @@ cdef class SockLoop(LoopCore):
         queue.fd = fd
         queue.is_output = is_output
         queue.place = -1
-        queues[fd] = queue
-        return queue
+        # Making it may have run the collector, and that a finalizer which came here too.
+        if queues[fd] is None:
+            queues[fd] = queue
+        return queues[fd]
 
     cdef list take_received(self, int fd):
         """What was received for calls on a socket that gets a transport now: bytes, maybe an

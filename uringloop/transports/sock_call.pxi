@@ -114,11 +114,17 @@ cdef class SocketCall:
             raise RuntimeError("coroutine is being awaited already")
         if self.state != READY:
             raise RuntimeError("cannot reuse already awaited coroutine")
-        self.state = FINISHED
+        self.finish()
         if self.error is not None:
             error, self.error = self.error, None
             raise error
         return True
+
+    cdef int finish(self) except -1:
+        """Hold nothing longer than a finished coroutine would."""
+        self.state = FINISHED
+        self.sock = self.argument = self.option = None
+        return 0
 
     cdef bint begin(self) except -1:
         cdef SocketQueue queue
@@ -136,6 +142,7 @@ cdef class SocketCall:
                 queue.read_ahead(self.sock)
         if queue is None or queue.should_try(self):
             if self.attempt(queue):
+                self.finish()
                 return True
         if queue is None:
             raise os_error(EBADF)
@@ -176,7 +183,7 @@ cdef class SocketCall:
             self.leave_queue()
         self.keep_value()
         self.callback = self.context = self.error = None
-        return 0
+        return self.finish()
 
     cdef int leave_queue(self) except -1:
         queue, self.queue = self.queue, None

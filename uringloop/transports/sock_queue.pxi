@@ -31,9 +31,14 @@ cdef class SocketQueue(Watched):
     cdef object cookie
     cdef bytes sending          # what a SEND in flight refers to
     cdef ReadAhead ahead        # None unless the option is on
-    cdef PyObject *learned_of   # the socket that the two below are about; never looked into
+    # The socket object of the last call (weak), and what was learned of it.
+    cdef object sock
+    cdef object sock_cookie     # of an input queue
     cdef bint drained           # the last receive left nothing in the socket
     cdef bint large             # the last receive filled a block
+
+    cdef object owner(self):
+        return self.head or self
 
     def __repr__(self):
         return f"<SocketQueue fd={self.fd} {self.head!r}>"
@@ -43,14 +48,21 @@ cdef class SocketQueue(Watched):
     cdef bint should_try(self, SocketCall call) except -1:
         """Whether a new call is tried at once: not before those that wait; not where a look at the
         socket would most likely be in vain; not if its send can leave together with others."""
-        if self.learned_of is not <PyObject *>call.sock:
-            self.learned_of = <PyObject *>call.sock
-            self.drained = self.large = False
+        if self.sock is None or self.sock() is not call.sock:
+            self.meet(call.sock)
         if self.head is not None or call.kind == CONNECT:
             return False
         if call.kind == SENDALL:
             return not self.can_batch(call)
         return self.may_have_bytes() or not (self.drained and call.limit)
+
+    cdef int meet(self, sock) except -1:
+        """The next call is on another socket object, maybe of another socket with this number."""
+        self.look()                 # before what is known of the old one is forgotten
+        self.sock = weakref.ref(sock)
+        self.sock_cookie = None if self.is_output else cookie_of(self.fd)
+        self.drained = self.large = False
+        return 0
 
     cdef bint can_batch(self, SocketCall call) except -1:
         return (self.loop.ring is not None and call.direct and type(call.argument) is bytes
@@ -63,6 +75,8 @@ cdef class SocketQueue(Watched):
     cdef int read_ahead(self, sock) except -1:
         """Keep a receive armed on the socket (the option sock_readahead)."""
         cdef ReadAhead ahead
+        if self.sock is None or self.sock() is not sock:
+            self.meet(sock)
         if (self.reads_ahead_of(sock) or self.loop.ring is None or self.state != IDLE
                 or self.loop.poller.owner(self.fd) is not None):
             return 0
@@ -70,7 +84,7 @@ cdef class SocketQueue(Watched):
         ahead.loop = self.loop
         ahead.queue = self
         ahead.fd = self.fd
-        ahead.cookie = cookie_of(self.fd)
+        ahead.cookie = self.sock_cookie
         ahead.sock = weakref.ref(sock)
         ahead.held = collections.deque()
         self.loop.watch(ahead)
@@ -92,14 +106,16 @@ cdef class SocketQueue(Watched):
         return 0
 
     cdef int add(self, SocketCall call) except -1:
-        self.look()                 # the number of a closed socket may be this one's now
         call.queue = self
         if self.head is None:
             self.head = call
             self.loop.watch(self)
             return self.request()
         if self.followers is None:
-            self.followers = collections.deque()
+            followers = collections.deque()
+            # Making it may have run the collector, and that a finalizer which came here too.
+            if self.followers is None:
+                self.followers = followers
         self.followers.append(call)
         if self.state == IDLE:
             return self.request()   # add_reader() may have displaced what the head waited for
@@ -163,9 +179,6 @@ cdef class SocketQueue(Watched):
         for call in calls:
             if awaitable.socket_fd(call.sock) == self.fd:
                 self.add(call)
-            elif call.value is not None:
-                call.state = READY      # it came before the end
-                call.call_back_later()
             else:
                 call.fail_later(os_error(
                     EBADF, f"socket closed while {call.__name__}() was waiting"))
@@ -180,6 +193,11 @@ cdef class SocketQueue(Watched):
             return 0
         self.halt()
         for call in self.take_calls():
+            # A small send that waited for the end of the iteration comes before the transport's.
+            if self.is_output and call.kind == SENDALL and call.attempt(self):
+                call.state = READY
+                call.call_back_later()
+                continue
             call.fail_later(RuntimeError(
                 f"File descriptor {self.fd} is used by a transport since {call.__name__}() waits"))
         return 0
@@ -266,22 +284,13 @@ cdef class SocketQueue(Watched):
             return 0
         if self.request_kind == READINESS_WATCH:
             return self.stop_watching()
-        self.note_cookie()
+        self.cookie = self.sock_cookie
         if not self.loop.ring.end_now(self, &answer):
             self.orphaned = True
             return 0
-        if self.request_kind == RECEIVE and self.cookie is None and answer.result > 0:
-            # The socket was closed or detached after this had come for the call.
-            return self.offer_block(
-                self.head, answer.flags >> liburing.IORING_CQE_BUFFER_SHIFT, answer.result)
+        if self.request_kind == SEND and answer.result > 0:
+            self.head.sent += answer.result
         return self.keep(answer.result, answer.flags)
-
-    cdef int note_cookie(self) except -1:
-        """For what a receive in flight brings; the number of a closed socket may be another's."""
-        self.cookie = None
-        if self.request_kind == RECEIVE and awaitable.socket_fd(self.head.sock) == self.fd:
-            self.cookie = self.head.cookie()
-        return 0
 
     cdef int stop_watching(self) except -1:
         if self.is_output:
@@ -332,24 +341,19 @@ cdef class SocketQueue(Watched):
 
     cdef int deliver(self, unsigned block, int32_t size) except -1:
         cdef SocketCall call = self.head
-        self.learn(size, min(call.limit, self.loop.recv_buffer_size))
-        self.offer_block(call, block, size)
-        return self.head_done(call)
-
-    cdef int offer_block(self, SocketCall call, unsigned block, int32_t size) except -1:
-        """Give a call what came for it; the rest is for the next."""
         cdef BufferRing buffers = self.loop.ring.buffers
         cdef Py_ssize_t taken = 0
         cdef const char *content = buffers.lend(block)
         self.loop.counters.bytes_received += size
+        self.learn(size, min(call.limit, self.loop.recv_buffer_size))
         try:
             taken = call.offer(content, size)
         finally:
             if taken < size:
-                self.loop.stash.put(call.cookie(), PyBytes_FromStringAndSize(
+                self.loop.stash.put(self.sock_cookie, PyBytes_FromStringAndSize(
                     content + taken, size - taken))
             buffers.give_back(block)
-        return 0
+        return self.head_done(call)
 
     cdef int keep(self, int32_t result, uint32_t flags) except -1:
         """The request won the race against its end: the next call gets what it brought."""
@@ -366,6 +370,6 @@ cdef class SocketQueue(Watched):
         return 0
 
     cdef int discard(self, int32_t result, uint32_t flags) except -1:
-        if self.head is not None and not self.orphaned:
-            self.note_cookie()
+        if not self.orphaned:
+            self.cookie = self.sock_cookie
         return self.keep(result, flags)
