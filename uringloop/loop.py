@@ -7,7 +7,6 @@ lists each private hook that this file uses.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import select
@@ -206,10 +205,9 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
             self, protocol: asyncio.BaseProtocol, args: Any, shell: bool, stdin: Any, stdout: Any,
             stderr: Any, bufsize: int, extra: dict[str, Any] | None = None,
             **kwargs: Any) -> SubprocessTransport:
-        # Before the process is made: without somebody to wait for it there shall be none.
-        watcher = child_watcher(self)
         waiter = self.create_future()
-        with watcher if hasattr(watcher, "__enter__") else contextlib.nullcontext():
+        # Entered before the process is made: without somebody to wait for it there shall be none.
+        with child_watcher(self) as watcher:
             transport = SubprocessTransport(self, protocol, args, shell, stdin, stdout, stderr,
                                             bufsize, waiter=waiter, extra=extra, **kwargs)
             watcher.add_child_handler(transport.get_pid(), self._child_watcher_callback, transport)

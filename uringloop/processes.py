@@ -5,12 +5,13 @@ reaps. What is repaired is in docs/compatibility.md, "Where it differs from asyn
 """
 
 import asyncio
+import contextlib
 import os
-import signal
 import sys
 import warnings
 from asyncio import unix_events
 from asyncio.log import logger
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -28,20 +29,30 @@ class SubprocessTransport(unix_events._UnixSubprocessTransport):
     def send_signal(self, signal: int) -> None:
         """Send a signal; nothing happens when the child has ended, but was not waited for."""
         self._check_proc()
-        # Not Popen.send_signal(): it would reap the child and leave no status to the watcher.
-        if not self._is_reaped and self._proc.returncode is None:
-            try:
-                os.kill(self._proc.pid, signal)
-            except ProcessLookupError:
-                pass    # somebody else has waited for it
+        if not self._has_ended():
+            self._proc.send_signal(signal)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
+        self._check_proc()
+        if not self._has_ended():
+            self._proc.terminate()
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
+        self._check_proc()
+        if not self._has_ended():
+            self._proc.kill()
+
+    def _has_ended(self) -> bool:
+        # Popen.send_signal() would find out by waiting, and leave no status to the watcher.
+        if self._is_reaped or self._proc.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self._proc.pid,
+                             os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True     # somebody else has waited for it
 
     def close(self) -> None:
         """Close the pipes and kill the child if it still runs; connection_lost() follows."""
@@ -86,14 +97,22 @@ class SubprocessTransport(unix_events._UnixSubprocessTransport):
                 waiter.set_result(self._returncode)
 
 
-def child_watcher(loop: asyncio.AbstractEventLoop) -> Any:
-    """Who waits for children: the policy's watcher, from Python 3.14 on the loop's own."""
+@contextlib.contextmanager
+def child_watcher(loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+    """Who waits for children: the policy's watcher, from Python 3.14 on the loop's own.
+
+    RuntimeError, as in asyncio, if it is not active.
+    """
     if sys.version_info >= (3, 14):
-        return loop._watcher
+        yield loop._watcher
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         watcher = asyncio.get_child_watcher()
-    if not watcher.is_active():
-        raise RuntimeError("asyncio.get_child_watcher() is not activated, "
-                           "subprocess support is not installed.")
-    return watcher
+    with watcher as entered:
+        if sys.version_info < (3, 12):
+            watcher = entered
+        if not watcher.is_active():
+            raise RuntimeError("asyncio.get_child_watcher() is not activated, "
+                               "subprocess support is not installed.")
+        yield watcher

@@ -9,7 +9,11 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import signal
 from asyncio import unix_events
+
+# A shell's background job ignores SIGINT, and so do its children: tests that send it would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 KIND = os.environ["CONFORM_LOOP"]
 made = 0    # loops under test made in this process
