@@ -27,7 +27,7 @@ sources := setup.py pyproject.toml $(shell find uringloop -name '*.py' -o -name 
 .PHONY: help run test test-epoll test-refused test-pythons conform conform-fast asan bench build lint dist clean liburing redis
 
 help:
-	@echo 'make run            HTTP under load on four event loops (about a minute)'
+	@echo 'make run            HTTP under load on four event loops (about two minutes)'
 	@echo 'make test           the test suite; PYTHON=python3.12 chooses another Python'
 	@echo 'make test-epoll     the test suite with io_uring switched off'
 	@echo 'make test-refused   the test suite where a seccomp filter refuses io_uring'
