@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 LOOP_KINDS = ("asyncio", "uvloop", "io_uring", "epoll")
 LIMIT = 30.0  # seconds a condition may take; a guard against hangs, never a measurement
 
@@ -363,3 +365,20 @@ async def serving(factory, **options):
     finally:
         server.close()
         await ticks()
+
+
+# loop.sock_*
+
+
+def only_ours(loop_kind, what):
+    """Skips a test of what asyncio and uvloop do not promise."""
+    if loop_kind not in ("io_uring", "epoll"):
+        pytest.skip(f"{loop_kind} makes no such promise: {what}")
+
+
+async def waiting(loop, call):
+    """A task in which the call waits already, its request being in the kernel."""
+    task = loop.create_task(call)
+    await ticks()
+    assert not task.done()
+    return task
