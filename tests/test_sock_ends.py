@@ -700,3 +700,33 @@ async def test_a_stash_of_many_sockets_out_of_descriptors(loop, loop_kind):
         assert await loop.sock_recv(ours, 10) == b"%d" % i
         ours.close()
         peer.close()
+
+
+async def test_a_socket_closed_in_the_iteration_of_its_last_send(loop):
+    """What was sent arrives, before the end."""
+    for _ in range(20):
+        ours, peer = make_pair()
+        with peer:
+            task = loop.create_task(loop.sock_sendall(ours, b"last words"))
+            loop.call_soon(ours.close)
+            await task
+            assert await in_thread(read_exactly, peer, 100) == b"last words"
+            assert ours.fileno() == -1
+
+
+async def test_a_send_that_is_cancelled_lets_its_socket_be_closed(loop):
+    ours, peer = make_pair(small=True)
+    with peer:
+        while True:
+            try:
+                ours.send(b"-" * 1000)
+            except BlockingIOError:
+                break
+        for looks in range(3):
+            task = loop.create_task(loop.sock_sendall(ours, b"x"))
+            await ticks(looks)
+            task.cancel()
+            await asyncio.wait([task])
+        ours.close()
+        assert ours.fileno() == -1
+        assert set(await in_thread(read_exactly, peer, 1 << 24)) == {ord("-")}

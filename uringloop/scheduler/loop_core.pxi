@@ -282,6 +282,10 @@ cdef class LoopCore:
         submitted."""
         return 0
 
+    cdef int after_submit(self) except -1:
+        """The kernel has looked the descriptors up: the user may close them now."""
+        return 0
+
     cdef bint before_wait(self) except -1:
         """The loop is about to block: a callback may still be made ready.
 
@@ -305,6 +309,7 @@ cdef class LoopCore:
                 self.ring.buffers.publish()
             # All: what waits until the next tick would find users' descriptors closed, or reused.
             self.ring.submit_all()
+            self.after_submit()
         return 0
 
     cdef int flush_items(self) except -1:

@@ -14,6 +14,7 @@ cdef enum:
 cdef class SockLoop(LoopCore):
     cdef list input_queues, output_queues       # by descriptor; None: no call was made yet
     cdef list unarmed_queues    # that want a request before the next submit
+    cdef list holding_calls     # whose sends are prepared
     cdef list watched           # Watched: what user code may close the socket of
     cdef Py_ssize_t next_look, unlooked     # places in `watched`
     cdef Stash stash
@@ -25,6 +26,7 @@ cdef class SockLoop(LoopCore):
         self.input_queues = []
         self.output_queues = []
         self.unarmed_queues = []
+        self.holding_calls = []
         self.watched = []
         self.stash = _STASH
         self.foreign_transports = {}
@@ -151,6 +153,13 @@ cdef class SockLoop(LoopCore):
         self.unarmed_queues.clear()
         return 0
 
+    cdef int after_submit(self) except -1:
+        cdef SocketCall call
+        while self.holding_calls:
+            call = self.holding_calls.pop()
+            call.let_socket_go()
+        return 0
+
     # --- sockets that are closed under a request -------------------------------------------------
 
     cdef int watch(self, Watched item) except -1:
@@ -201,6 +210,7 @@ cdef class SockLoop(LoopCore):
             self.input_queues.clear()
             self.output_queues.clear()
             self.unarmed_queues.clear()
+            self.holding_calls.clear()
             self.any_done_future = None
 
 

@@ -49,6 +49,7 @@ cdef class SocketCall:
     cdef CallKind kind
     cdef CallState state
     cdef bint direct            # recv(2) and send(2) do: the socket's methods are not overridden
+    cdef bint holds_socket      # a close() of the socket waits until the send is submitted
     cdef bint is_made           # by the loop, and not by __new__()
     cdef bint blocking          # asyncio's mark of a future that is awaited
 
@@ -150,6 +151,9 @@ cdef class SocketCall:
         self.loop.check_not_owned(queue.fd)
         self.state = WAITING
         self.blocking = True
+        if self.kind == SENDALL and queue.head is None and queue.can_batch(self):
+            self.holds_socket = True
+            self.sock._io_refs += 1     # as a file made of the socket does
         queue.add(self)
         return False
 
@@ -185,7 +189,14 @@ cdef class SocketCall:
         self.callback = self.context = self.error = None
         return self.finish()
 
+    cdef int let_socket_go(self) except -1:
+        if self.holds_socket:
+            self.holds_socket = False
+            self.sock._decref_socketios()
+        return 0
+
     cdef int leave_queue(self) except -1:
+        self.let_socket_go()
         queue, self.queue = self.queue, None
         if queue is not None:           # else the loop is closed
             (<SocketQueue>queue).remove(self)

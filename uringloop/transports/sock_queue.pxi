@@ -131,6 +131,7 @@ cdef class SocketQueue(Watched):
 
     cdef int next(self) except -1:
         """The head has ended: the call behind it takes its place."""
+        self.head.let_socket_go()
         self.head.queue = None
         self.head = None
         if not self.followers:
@@ -207,6 +208,7 @@ cdef class SocketQueue(Watched):
         cdef SocketCall call
         cdef list calls = [self.head, *(self.followers or ())]
         for call in calls:
+            call.let_socket_go()
             call.queue = None
         self.head = self.followers = None
         self.loop.unwatch(self)
@@ -267,6 +269,8 @@ cdef class SocketQueue(Watched):
             <uint32_t>PyBytes_GET_SIZE(self.sending))
         sqe.msg_flags = liburing.MSG_WAITALL | liburing.MSG_NOSIGNAL
         self.request_kind = SEND
+        if self.head.holds_socket:
+            self.loop.holding_calls.append(self.head)
         return 0
 
     cdef int prepare_poll(self) except -1:
