@@ -3,11 +3,13 @@
 # make help   the rest
 #
 # Each Python gets a virtual environment of its own under .venv/. Nothing else is installed but the
-# headers of liburing, where the system's package manager is apt and liburing is missing.
+# headers of liburing, and redis-server for conform, where they are missing and the system's package
+# manager is apt.
 
 PYTHON ?= python3
 PYTHONS ?= 3.11 3.12 3.13
 MODE ?= protocol,streams
+ROUNDS ?= 3
 SIZE ?= 1k,100k
 PYTEST_ARGS ?=
 SUITES ?=
@@ -21,7 +23,9 @@ endif
 venv := .venv/$(version)
 python := $(venv)/bin/python
 # The suites of other projects run on PYTHON, the standard library's on each of these.
+ifneq ($(if $(SUITES),$(findstring stdlib,$(SUITES)),stdlib),)
 conform_pythons := $(if $(filter command environment,$(firstword $(origin PYTHON))),,$(PYTHONS))
+endif
 sources := setup.py pyproject.toml $(shell find uringloop -name '*.py' -o -name '*.p[yx][xdi]' -o -name '*.h')
 
 .PHONY: help run test test-epoll test-refused test-pythons conform conform-fast asan bench build lint dist clean liburing redis
@@ -86,7 +90,7 @@ asan: build
 
 bench: build
 	@mkdir -p build/benchmarks
-	$(python) -m benchmarks echo --mode $(MODE) --size $(SIZE) --json build/benchmarks/echo.json
+	$(python) -m benchmarks echo --mode $(MODE) --size $(SIZE) --rounds $(ROUNDS) --json build/benchmarks/echo.json
 
 lint: build
 	$(python) -m pip install -q 'ruff>=0.15,<1' 'mypy>=1.18,<3'

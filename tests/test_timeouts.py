@@ -1200,3 +1200,9 @@ def test_a_loop_that_stands_still_times_nothing(loop):
     loop.run_until_complete(protocol.lost())
     assert_timed_out(protocol, NO_DATA, protocol.received_at)
     peer.close()
+
+
+async def test_tools_find_the_methods(loop):
+    async with connected(Receiving) as (transport, _, _):
+        assert {"set_read_timeout", "set_write_timeout", "write"} <= set(dir(transport))
+        assert isinstance(transport, uringloop.StreamTransport)

@@ -7,6 +7,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ._core import StreamTransport
 from ._version import __version__
 from .backend import available, unavailable_reason
 from .loop import Loop, LoopStats, new_event_loop, run
@@ -20,6 +21,7 @@ __all__ = (
     "Loop",
     "LoopOptions",
     "LoopStats",
+    "StreamTransport",
     "__version__",
     "available",
     "install",

@@ -43,6 +43,10 @@ cdef class Transport(Flushable):
     def __class__(self):
         return StreamTransportType
 
+    def __dir__(self):
+        # Not only what `__class__` answers for has attributes.
+        return sorted({*dir(type(self)), *getattr(self, "__dict__", ())})
+
     cdef int own(self, LoopCore loop, sock, dict extra, server) except -1:
         """Take the socket over."""
         cdef int fd = sock.fileno()
