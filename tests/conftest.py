@@ -9,6 +9,7 @@ import functools
 import gc
 import inspect
 import os
+import signal
 import ssl
 import subprocess
 import time
@@ -28,6 +29,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # A shell's background job ignores SIGINT: tests that send it would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for peer in ("asyncio", "uvloop"):
         config.addinivalue_line(
             "markers",
