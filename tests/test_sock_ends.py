@@ -730,3 +730,15 @@ async def test_a_send_that_is_cancelled_lets_its_socket_be_closed(loop):
         ours.close()
         assert ours.fileno() == -1
         assert set(await in_thread(read_exactly, peer, 1 << 24)) == {ord("-")}
+
+
+async def test_a_transport_takes_the_socket_of_a_send_that_fails(loop, loop_kind):
+    only_ours(loop_kind, "asyncio's call waits for ever")
+    with socket_pair(small=True) as (ours, peer):
+        task = await waiting(loop, loop.sock_sendall(ours, pattern(3_000_000)))
+        reset(peer)
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        with pytest.raises((ConnectionError, RuntimeError)):
+            await asyncio.wait_for(task, LIMIT)
+        end(transport)
+        await protocol.lost()

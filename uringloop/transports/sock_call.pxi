@@ -280,7 +280,7 @@ cdef class SocketCall:
         return 0
 
     cdef int fail_later(self, exc) except -1:
-        """End the waiting with an error, where no code of the user may run."""
+        """End the waiting with an error, or None, where no code of the user may run."""
         self.state = READY
         self.error = exc
         return self.call_back_later()

@@ -194,13 +194,15 @@ cdef class SocketQueue(Watched):
             return 0
         self.halt()
         for call in self.take_calls():
-            # A small send that waited for the end of the iteration comes before the transport's.
-            if self.is_output and call.kind == SENDALL and call.attempt(self):
-                call.state = READY
-                call.call_back_later()
-                continue
-            call.fail_later(RuntimeError(
-                f"File descriptor {self.fd} is used by a transport since {call.__name__}() waits"))
+            error = RuntimeError(
+                f"File descriptor {self.fd} is used by a transport since {call.__name__}() waits")
+            try:
+                # A small send that waited for the iteration's end comes before the transport's.
+                if call.kind == SENDALL and call.attempt(self):
+                    error = None
+            except OSError as exc:
+                error = exc
+            call.fail_later(error)
         return 0
 
     cdef list take_calls(self):
