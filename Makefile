@@ -13,6 +13,8 @@ ROUNDS ?= 3
 SIZE ?= 1k,100k
 PYTEST_ARGS ?=
 SUITES ?=
+KINDS ?= io_uring,epoll
+REPEAT ?= 20
 FAST_SUITES := stdlib,uvloop,janus,asgiref,httpcore,aioquic
 CONFORM_ARGS ?=
 
@@ -28,7 +30,7 @@ conform_pythons := $(if $(filter command environment,$(firstword $(origin PYTHON
 endif
 sources := setup.py pyproject.toml $(shell find uringloop -name '*.py' -o -name '*.p[yx][xdi]' -o -name '*.h')
 
-.PHONY: help run test test-epoll test-refused test-pythons conform conform-fast asan bench build lint dist clean liburing redis
+.PHONY: help run test test-epoll test-refused test-pythons conform conform-fast faults asan bench build lint dist clean liburing redis
 
 help:
 	@echo 'make run            HTTP under load on four event loops (about two minutes)'
@@ -38,6 +40,7 @@ help:
 	@echo 'make test-pythons   make test on each of $(PYTHONS) that is installed'
 	@echo 'make conform        the suites of CPython and of other projects; SUITES=janus,uvloop chooses'
 	@echo 'make conform-fast   some of them on one Python (five minutes)'
+	@echo 'make faults         faults and models on both backends, at length; KINDS=, REPEAT='
 	@echo 'make asan           the test suite on a build with ASAN and UBSAN'
 	@echo 'make bench          echo benchmarks (two minutes); MODE=, SIZE= as in benchmarks/README.md'
 	@echo 'make lint           ruff, mypy, stubtest'
@@ -79,9 +82,16 @@ conform: build redis
 conform-fast:
 	$(MAKE) conform PYTHON=$(PYTHON) SUITES=$(FAST_SUITES) CONFORM_ARGS='--loops asyncio,io_uring,epoll'
 
+# The engine with handles for tests beside it (tests/proving): faults put into the real ring.
+faults: build
+	URINGLOOP_PROVING=1 $(python) setup.py -q build --build-lib build/proving-$(version) \
+	    --build-temp build/proving-$(version)-objects
+	PYTHONPATH=$(CURDIR)/build/proving-$(version) URINGLOOP_REPEAT=$(REPEAT) \
+	    $(venv)/bin/pytest tests/faults tests/models --kinds $(KINDS) --timeout 1800 $(PYTEST_ARGS)
+
 # The sanitizers' runtime must be loaded before Python; leaks are Python's own at exit.
 asan: build
-	URINGLOOP_SANITIZE=1 $(python) setup.py -q build --build-lib build/asan-$(version) \
+	URINGLOOP_PROVING=1 URINGLOOP_SANITIZE=1 $(python) setup.py -q build --build-lib build/asan-$(version) \
 	    --build-temp build/asan-$(version)-objects
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \

@@ -1,6 +1,7 @@
 """Builds the extension uringloop._core on the system's liburing; the rest is in pyproject.toml.
 
-URINGLOOP_SANITIZE=1 builds with AddressSanitizer and UndefinedBehaviorSanitizer.
+URINGLOOP_SANITIZE=1 builds with AddressSanitizer and UndefinedBehaviorSanitizer,
+URINGLOOP_PROVING=1 with the handles that tests/faults and tests/models need.
 """
 
 import glob
@@ -53,16 +54,19 @@ if os.environ.get("URINGLOOP_SANITIZE"):
 building = any(word.startswith(("build", "bdist", "install", "develop", "editable"))
                for word in sys.argv[1:])
 
+proving = bool(os.environ.get("URINGLOOP_PROVING"))
+
 core = Extension(
     "uringloop._core",
-    ["uringloop/_core.pyx"],
-    include_dirs=["uringloop"],
+    ["tests/proving/_core.pyx" if proving else "uringloop/_core.pyx"],
+    include_dirs=["uringloop", "tests/proving"] if proving else ["uringloop"],
     # Without the C line Cython looks tracebacks up by the line alone, whatever the room.
-    define_macros=[("CYTHON_CLINE_IN_TRACEBACK", "1")],
+    define_macros=[("CYTHON_CLINE_IN_TRACEBACK", "1")]
+    + ([("URINGLOOP_PROVING", "1")] if proving else []),
     extra_compile_args=compile_flags + (liburing_flags("--cflags") if building else []),
     extra_link_args=link_flags + (liburing_flags("--libs") if building else []),
-    depends=[name for pattern in ("pxi", "pxd", "h")
-             for name in glob.glob(f"uringloop/*/*.{pattern}")],
+    depends=[name for folder in ("uringloop/*", "tests/proving") for pattern in ("pxi", "pxd", "h")
+             for name in glob.glob(f"{folder}/*.{pattern}")],
 )
 
-setup(ext_modules=cythonize([core]) if building else [core])
+setup(ext_modules=cythonize([core], include_path=core.include_dirs) if building else [core])

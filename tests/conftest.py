@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import time
 
+import figures
 import pytest
 from helpers import LOOP_KINDS, make_loop, open_fds, why_not
 
@@ -38,6 +39,14 @@ def pytest_configure(config):
             f"{peer}_differs(reason, reference, when=True, run=True): {peer} is known to "
             "fail this test; reference is a public issue or document that says so",
         )
+
+
+def pytest_terminal_summary(terminalreporter):
+    lines = figures.table()
+    if lines:
+        terminalreporter.section("figures")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 def pytest_generate_tests(metafunc):

@@ -88,6 +88,14 @@ static inline int uringloop_taskrun_pending(const struct io_uring *ring)
 	return (IO_URING_READ_ONCE(*ring->sq.kflags) & IORING_SQ_TASKRUN) != 0;
 }
 
+/* tests/proving puts faults in between. */
+#ifdef URINGLOOP_PROVING
+#include "disturb.h"
+#define uringloop_submit disturb_submit
+#else
+#define uringloop_submit io_uring_submit
+#endif
+
 /* Counts forks in the child, fork(2) called from C included. A ring is shared memory: a child
  * that submits does so on its parent's ring, so every ring remembers the count of its creation.
  */

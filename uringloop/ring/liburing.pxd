@@ -91,7 +91,6 @@ cdef extern from "ring/compat.h" nogil:
 
     int io_uring_queue_init_params(unsigned entries, io_uring *ring, io_uring_params *params)
     void io_uring_queue_exit(io_uring *ring)
-    int io_uring_submit(io_uring *ring)
     int io_uring_get_events(io_uring *ring)
     int io_uring_wait_cqe_timeout(io_uring *ring, io_uring_cqe **cqe, __kernel_timespec *timeout)
     io_uring_sqe *io_uring_get_sqe(io_uring *ring)
@@ -114,6 +113,7 @@ cdef extern from "ring/compat.h" nogil:
     int64_t monotonic_ns "uringloop_monotonic_ns"()
     void prepare "uringloop_prepare"(io_uring_sqe *sqe, uint8_t opcode, int fd,
                                      const void *address, uint32_t length, uint64_t user_data)
+    int submit "uringloop_submit"(io_uring *ring)
     uint32_t poll_events "uringloop_poll_events"(uint32_t events)
     bint taskrun_pending "uringloop_taskrun_pending"(const io_uring *ring)
     Py_ssize_t PY_SSIZE_T_MAX

@@ -163,7 +163,7 @@ cdef class Ring:
         self.check_usable()
         ready = liburing.io_uring_sq_ready(&self.ring)
         while ready:
-            submitted = liburing.io_uring_submit(&self.ring)
+            submitted = liburing.submit(&self.ring)
             self.enters += 1
             if submitted == -EINTR:
                 continue

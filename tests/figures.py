@@ -1,0 +1,30 @@
+"""What a run did, in numbers: counted by tests of faults and models, printed when pytest ends."""
+
+import collections
+import os
+
+COUNTED = ("cases", "faults", "connections", "bytes", "lost", "leaked")
+_figures = collections.defaultdict(collections.Counter)
+
+
+def count(kind, **numbers):
+    """Add to the figures of a loop kind: cases=1, faults=12, bytes=4096, ..."""
+    unknown = set(numbers) - set(COUNTED)
+    if unknown:
+        raise ValueError(f"not a figure: {sorted(unknown)}")
+    _figures[kind].update(numbers)
+
+
+def table():
+    """The figures as lines of text; no line if nothing was counted."""
+    if not _figures:
+        return []
+    lines = ["".join([f"{'':10}", *(f"{name:>16}" for name in COUNTED)])]
+    for kind, numbers in sorted(_figures.items()):
+        lines.append("".join([f"{kind:10}", *(f"{numbers[name]:>16,}" for name in COUNTED)]))
+    return lines
+
+
+def repeats(usual):
+    """How often a test repeats what it does: `usual`, times URINGLOOP_REPEAT in a long run."""
+    return int(usual * float(os.environ.get("URINGLOOP_REPEAT", "1")))
