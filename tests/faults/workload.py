@@ -1,0 +1,296 @@
+"""Work for a loop under faults: connections of every kind that move data both ways.
+
+Each connection sends a pattern of its own to a server that echoes it, and checks what comes back
+by its position. A connection that fails has to say why, and what it got until then must be the
+beginning of its pattern: nothing lost, repeated or swapped. All others have to be complete.
+"""
+
+import asyncio
+import dataclasses
+import os
+import socket
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir))      # as a script
+
+from helpers import assert_same, pattern, until  # noqa: E402
+
+STEPS = (1, 700, 70, 3000, 20_000, 11)      # sizes of writes, in turn
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a run's connections."""
+
+    connections: int = 0
+    bytes: int = 0
+    failed: list = dataclasses.field(default_factory=list)      # (connection, exception)
+    errors: list = dataclasses.field(default_factory=list)      # OSErrors seen at either end
+
+    def errnos(self):
+        return [error.errno for error in self.errors]
+
+
+def steps(data):
+    """The data in pieces of different sizes."""
+    start = turn = 0
+    while start < len(data):
+        size = STEPS[turn % len(STEPS)]
+        yield data[start:start + size]
+        start, turn = start + size, turn + 1
+
+
+class Ended:
+    """What the protocols of both ends have in common: they count, and note their errors."""
+
+    def __init__(self, work):
+        self.work = work
+        self.ended = work.loop.create_future()
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.work.made += 1
+
+    def connection_lost(self, exc):
+        self.work.lost += 1
+        assert not self.ended.done(), "connection_lost() twice"
+        self.work.note(exc)
+        self.ended.set_result(exc)
+
+
+class Echo(Ended, asyncio.Protocol):
+    """Sends back what comes; holds the peer up while its own output does not leave."""
+
+    def data_received(self, data):
+        self.transport.write(data)
+
+    def pause_writing(self):
+        self.transport.pause_reading()
+
+    def resume_writing(self):
+        self.transport.resume_reading()
+
+
+class BufferedEcho(Ended, asyncio.BufferedProtocol):
+    def get_buffer(self, sizehint):
+        self.buffer = bytearray(5000)
+        return self.buffer
+
+    def buffer_updated(self, count):
+        self.transport.write(memoryview(self.buffer)[:count])
+
+
+class Client(Ended, asyncio.Protocol):
+    """Sends its pattern, some of it in several chunks at once, and collects what comes back."""
+
+    def __init__(self, work, seed, got):
+        super().__init__(work)
+        self.rest = list(steps(pattern(work.size, seed)))[::-1]
+        self.got = got
+
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        self.paused = False
+        self.go_on()
+
+    def go_on(self):
+        while self.rest and not self.paused and not self.transport.is_closing():
+            self.transport.write(self.rest.pop())
+            if len(self.rest) > 4:
+                self.transport.writelines([self.rest.pop(), self.rest.pop()])
+
+    def pause_writing(self):
+        self.paused = True
+
+    def resume_writing(self):
+        self.paused = False
+        self.go_on()
+
+    def data_received(self, data):
+        self.got += data
+        if len(self.got) >= self.work.size:
+            self.transport.close()
+
+
+class BufferedClient(Client, asyncio.BufferedProtocol):
+    def get_buffer(self, sizehint):
+        self.buffer = bytearray(3000)
+        return self.buffer
+
+    def buffer_updated(self, count):
+        self.data_received(memoryview(self.buffer)[:count])
+
+
+class Workload:
+    """`await Workload(loop).run()` gives an Outcome. TLS only with (server's, client's) contexts.
+
+    Raises AssertionError for a byte that is not what was sent, or a connection_lost() that is
+    missing; what ends a connection before its time is in the Outcome.
+    """
+
+    def __init__(self, loop, *, size=40_000, each=2, contexts=None):
+        self.loop = loop
+        self.size = size
+        self.each = each
+        self.contexts = contexts
+        self.made = self.lost = 0
+        self.outcome = Outcome()
+        self.server_tasks = set()
+
+    def note(self, exc):
+        if isinstance(exc, OSError):
+            self.outcome.errors.append(exc)
+
+    async def run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            servers = await self.start_servers(folder)
+            clients = [self.by_streams, self.by_protocol, self.by_buffered_protocol, self.by_sock]
+            clients += [self.by_tls] if self.contexts else []
+            try:
+                await asyncio.gather(*(self.attempt(client, seed) for client in clients
+                                       for seed in range(self.each)))
+            finally:
+                for server in servers:
+                    server.close()
+                self.accepting.cancel()
+                self.listener.close()
+        await until(lambda: self.made == self.lost and not self.server_tasks)
+        return self.outcome
+
+    async def attempt(self, client, seed):
+        got = bytearray()
+        self.outcome.connections += 1
+        try:
+            await client(seed, got)
+        except (OSError, EOFError) as exc:
+            self.note(exc)
+            self.outcome.failed.append((f"{client.__name__} {seed}", exc))
+        else:
+            assert len(got) == self.size, (client, len(got))
+        assert_same(got, pattern(self.size, seed)[:len(got)])
+        self.outcome.bytes += len(got)
+
+    async def both(self, *coroutines):
+        """Run them at once; the first exception ends the others."""
+        tasks = [self.loop.create_task(coroutine) for coroutine in coroutines]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                self.note(result)
+
+    # --- servers -----------------------------------------------------------------------------
+
+    async def start_servers(self, folder):
+        self.path = os.path.join(folder, "socket")
+        loop = self.loop
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.accepting = loop.create_task(self.accept())
+        servers = [
+            await asyncio.start_server(self.serve_streams, "127.0.0.1", 0),
+            await loop.create_server(lambda: Echo(self), "127.0.0.1", 0),
+            await loop.create_unix_server(lambda: BufferedEcho(self), self.path)]
+        if self.contexts:
+            servers.append(await asyncio.start_server(
+                self.serve_streams, "127.0.0.1", 0, ssl=self.contexts[0]))
+        self.addresses = [server.sockets[0].getsockname() for server in servers]
+        return servers
+
+    def remember(self, task):
+        self.server_tasks.add(task)
+        task.add_done_callback(self.server_tasks.discard)
+
+    async def serve_streams(self, reader, writer):
+        self.remember(asyncio.current_task())
+        try:
+            while data := await reader.read(30_000):
+                writer.write(data)
+                await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        except OSError as exc:
+            self.note(exc)
+            writer.close()
+
+    async def accept(self):
+        while True:
+            sock, _ = await self.loop.sock_accept(self.listener)
+            self.remember(self.loop.create_task(self.serve_sock(sock)))
+
+    async def serve_sock(self, sock):
+        buffer = bytearray(9000)
+        with sock:
+            try:
+                while size := await self.loop.sock_recv_into(sock, buffer):
+                    await self.loop.sock_sendall(sock, memoryview(buffer)[:size])
+            except OSError as exc:
+                self.note(exc)
+
+    # --- clients -----------------------------------------------------------------------------
+
+    async def by_streams(self, seed, got, address=None, **options):
+        reader, writer = await asyncio.open_connection(*address or self.addresses[0], **options)
+
+        async def send():
+            for data in steps(pattern(self.size, seed)):
+                writer.write(data)
+                await writer.drain()
+            if writer.can_write_eof():
+                writer.write_eof()
+
+        async def receive():
+            while len(got) < self.size:
+                data = await reader.read(25_000)
+                if not data:
+                    raise EOFError(f"ended after {len(got)} bytes")
+                got.extend(data)
+
+        try:
+            await self.both(send(), receive())
+        finally:
+            writer.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+    async def by_tls(self, seed, got):
+        await self.by_streams(seed, got, self.addresses[3], ssl=self.contexts[1],
+                              server_hostname="localhost")
+
+    async def by_protocol(self, seed, got):
+        _, protocol = await self.loop.create_connection(
+            lambda: Client(self, seed, got), *self.addresses[1])
+        await self.ended(protocol)
+
+    async def by_buffered_protocol(self, seed, got):
+        _, protocol = await self.loop.create_unix_connection(
+            lambda: BufferedClient(self, seed, got), self.path)
+        await self.ended(protocol)
+
+    async def ended(self, protocol):
+        exc = await protocol.ended
+        if exc is not None:
+            raise exc
+        if len(protocol.got) < self.size:
+            raise EOFError(f"ended after {len(protocol.got)} bytes")
+
+    async def by_sock(self, seed, got):
+        loop = self.loop
+
+        async def send():
+            for data in steps(pattern(self.size, seed)):
+                await loop.sock_sendall(sock, data)
+
+        async def receive():
+            while len(got) < self.size:
+                data = await loop.sock_recv(sock, 17_000)
+                if not data:
+                    raise EOFError(f"ended after {len(got)} bytes")
+                got.extend(data)
+
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, self.listener.getsockname())
+            await self.both(send(), receive())
