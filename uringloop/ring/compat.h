@@ -72,6 +72,30 @@ static inline void uringloop_prepare(struct io_uring_sqe *sqe, uint8_t opcode, i
 	sqe->user_data = user_data;
 }
 
+/* The SQE at a place of the queue, of those that the kernel has not accepted. */
+static inline struct io_uring_sqe *uringloop_queued(const struct io_uring *ring, unsigned place)
+{
+	unsigned at = IO_URING_READ_ONCE(*ring->sq.khead) + place;
+
+	return &ring->sq.sqes[at & *ring->sq.kring_mask];
+}
+
+/* Forgets what is queued. Without SQPOLL the kernel reads the tail in io_uring_enter only. */
+static inline void uringloop_unqueue(struct io_uring *ring)
+{
+	unsigned head = IO_URING_READ_ONCE(*ring->sq.khead);
+
+	ring->sq.sqe_head = ring->sq.sqe_tail = head;
+	IO_URING_WRITE_ONCE(*ring->sq.ktail, head);
+}
+
+static inline void uringloop_pause_ns(long nanoseconds)
+{
+	struct timespec pause = { 0, nanoseconds };
+
+	nanosleep(&pause, NULL);
+}
+
 /* What poll32_events takes: the kernel reads its halves swapped on big-endian machines. */
 static inline uint32_t uringloop_poll_events(uint32_t events)
 {

@@ -114,6 +114,10 @@ cdef extern from "ring/compat.h" nogil:
     void prepare "uringloop_prepare"(io_uring_sqe *sqe, uint8_t opcode, int fd,
                                      const void *address, uint32_t length, uint64_t user_data)
     int submit "uringloop_submit"(io_uring *ring)
+    int io_uring_submit(io_uring *ring)
+    io_uring_sqe *queued "uringloop_queued"(const io_uring *ring, unsigned place)
+    void unqueue "uringloop_unqueue"(io_uring *ring)
+    void pause_ns "uringloop_pause_ns"(long nanoseconds)
     uint32_t poll_events "uringloop_poll_events"(uint32_t events)
     bint taskrun_pending "uringloop_taskrun_pending"(const io_uring *ring)
     Py_ssize_t PY_SSIZE_T_MAX

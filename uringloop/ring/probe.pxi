@@ -55,7 +55,7 @@ cdef object _try_multishot(Ring ring, int reader, int writer):
     sqe.flags = liburing.IOSQE_BUFFER_SELECT
     sqe.ioprio = liburing.IORING_RECV_MULTISHOT
     sqe.buf_group = BUFFER_GROUP
-    ring.submit()
+    ring.submit_all()
     for i in range(2):
         if liburing.send(writer, b"probe", 5, liburing.MSG_NOSIGNAL) != 5:
             return errno, "multishot"

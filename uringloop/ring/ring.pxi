@@ -14,8 +14,11 @@
 
 cdef enum:
     CLOSE_LIMIT_S = 5
-    # Submits of a full queue that the kernel may refuse (out of memory) before an error is raised.
+    # Submits that the kernel may refuse (out of memory) before requests are taken back, the last of
+    # them with a pause in between.
     SUBMIT_TRIES = 100
+    TRIES_AT_ONCE = 20
+    SUBMIT_PAUSE_NS = 20000
 
 
 class RingError(OSError):
@@ -89,14 +92,12 @@ cdef class Ring:
     cdef liburing.io_uring_sqe *next_sqe(self) except NULL:
         """A vacant SQE; a full queue is submitted early."""
         cdef liburing.io_uring_sqe *sqe
-        cdef int tries
         self.check_usable()
-        for tries in range(SUBMIT_TRIES):
+        sqe = liburing.io_uring_get_sqe(&self.ring)
+        if sqe is NULL:
+            self.submit_all()       # it leaves nothing in the queue, whatever the kernel says
             sqe = liburing.io_uring_get_sqe(&self.ring)
-            if sqe is not NULL:
-                return sqe
-            self.submit()
-        raise RingError(EBUSY, "io_uring accepts no submissions")
+        return sqe
 
     cdef liburing.io_uring_sqe *start(self, Operation operation, uint8_t opcode, int fd,
                                       const void *address, uint32_t length) except NULL:
@@ -129,18 +130,15 @@ cdef class Ring:
 
         ENOENT from the kernel says that it has ended by itself, its answer being posted already.
         """
-        cdef liburing.io_uring_sync_cancel_reg registration
         cdef int error
         if operation.state == IDLE or not self.usable():
             return 0
         self.operations.cancelling(operation)
         self.submit_all()
-        memset(&registration, 0, sizeof(registration))
-        registration.addr = operation.user_data
-        registration.timeout.tv_sec = 1
-        error = liburing.io_uring_register_sync_cancel(&self.ring, &registration)
-        # A worker thread that has the request does not end it in time: then it ends later.
-        if error < 0 and error not in (-ENOENT, -EALREADY, -ETIME):
+        error = self.cancel_at_once(operation.user_data, 0, 1)
+        # A worker thread that has the request does not end it in time, or a signal ends the wait
+        # for that: then it ends later.
+        if error < 0 and error not in (-ENOENT, -EALREADY, -ETIME, -EINTR):
             raise RingError(-error, f"io_uring cannot cancel: {os.strerror(-error)}")
         return 0
 
@@ -157,7 +155,10 @@ cdef class Ring:
         return True
 
     cdef int submit(self) except -1:
-        """One io_uring_enter for everything queued, GIL held, without waiting."""
+        """One io_uring_enter for everything queued, GIL held, without waiting.
+
+        RingError when the kernel refuses for another reason than a lack of memory.
+        """
         cdef int submitted
         cdef unsigned ready
         self.check_usable()
@@ -165,28 +166,60 @@ cdef class Ring:
         while ready:
             submitted = liburing.submit(&self.ring)
             self.enters += 1
-            if submitted == -EINTR:
-                continue
-            if submitted == -EAGAIN or submitted == -EBUSY:
+            if submitted == -EAGAIN or submitted == -EBUSY or submitted == -EINTR:
                 # Out of request memory, or completions wait for room: make room; what is left
-                # stays queued for the next tick.
+                # stays queued.
                 self.drain()
                 return 0
             if submitted < 0:
+                self.take_back()
                 raise RingError(-submitted, "io_uring_enter failed while the loop was running: "
                                 + os.strerror(-submitted))
             self.submissions += submitted
             ready = liburing.io_uring_sq_ready(&self.ring)
         return 0
 
-    cdef int submit_all(self) except -1:
-        """submit() until nothing is left; SUBMIT_TRIES times when the kernel is out of memory."""
+    cdef bint submit_all(self) except -1:
+        """submit() until nothing is left in the queue.
+
+        Returns False when the kernel has no memory for some requests, which were taken back.
+        """
         cdef int tries
         for tries in range(SUBMIT_TRIES):
             self.submit()
             if not self.has_unsubmitted():
-                break
+                return True
+            if tries >= TRIES_AT_ONCE:
+                liburing.pause_ns(SUBMIT_PAUSE_NS)
+        self.take_back()
+        return False
+
+    cdef int take_back(self) except -1:
+        """Answer what the kernel does not accept with ECANCELED: it is asked for again.
+
+        Left in the queue, it would be submitted after user code has run, which may have closed the
+        descriptors that it names. Cancel requests are made by another system call.
+        """
+        cdef unsigned i, count = liburing.io_uring_sq_ready(&self.ring)
+        cdef liburing.io_uring_sqe *sqe
+        self.answers.reserve(count)
+        for i in range(count):
+            sqe = liburing.queued(&self.ring, i)
+            if sqe.user_data:
+                self.answers.push(sqe.user_data, -ECANCELED, 0)
+            else:
+                self.cancel_at_once(sqe.addr, 0, 0)
+        liburing.unqueue(&self.ring)
         return 0
+
+    cdef int cancel_at_once(self, uint64_t user_data, uint32_t flags, int seconds) noexcept:
+        """IORING_REGISTER_SYNC_CANCEL. Returns 0 or a negative errno."""
+        cdef liburing.io_uring_sync_cancel_reg registration
+        memset(&registration, 0, sizeof(registration))
+        registration.addr = user_data
+        registration.flags = flags
+        registration.timeout.tv_sec = seconds
+        return liburing.io_uring_register_sync_cancel(&self.ring, &registration)
 
     cdef int drain(self) except -1:
         """Move every posted completion to the answer queue. Calls nobody."""
@@ -234,12 +267,17 @@ cdef class Ring:
 
     cdef int cancel_all(self) except -1:
         """Ask the kernel to end every request of this ring; their completions still come."""
-        cdef liburing.io_uring_sync_cancel_reg registration
-        self.submit()
-        memset(&registration, 0, sizeof(registration))
-        registration.flags = liburing.IORING_ASYNC_CANCEL_ANY | liburing.IORING_ASYNC_CANCEL_ALL
-        registration.timeout.tv_sec = 1
-        liburing.io_uring_register_sync_cancel(&self.ring, &registration)
+        cdef liburing.io_uring_sqe *sqe
+        cdef uint32_t all_of_them = (
+            liburing.IORING_ASYNC_CANCEL_ANY | liburing.IORING_ASYNC_CANCEL_ALL)
+        cdef int error
+        self.take_back()
+        error = self.cancel_at_once(0, all_of_them, 1)
+        if error < 0 and error != -ENOENT:
+            sqe = self.next_sqe()       # the queue is empty
+            liburing.prepare(sqe, liburing.IORING_OP_ASYNC_CANCEL, -1, NULL, 0, 0)
+            sqe.cancel_flags = all_of_them
+            liburing.io_uring_submit(&self.ring)
         return 0
 
     cdef Py_ssize_t unanswered(self) except -1:
@@ -258,6 +296,7 @@ cdef class Ring:
         """
         cdef liburing.io_uring_cqe *cqe
         cdef liburing.__kernel_timespec pause
+        cdef int error
         cdef int64_t limit = liburing.monotonic_ns() + CLOSE_LIMIT_S * <int64_t>1000000000
         self.cancel_all()
         self.drain()
@@ -267,8 +306,10 @@ cdef class Ring:
             pause.tv_sec = 0
             pause.tv_nsec = 10000000
             with nogil:
-                liburing.io_uring_wait_cqe_timeout(&self.ring, &cqe, &pause)
+                error = liburing.io_uring_wait_cqe_timeout(&self.ring, &cqe, &pause)
             self.drain()
+            if error == -EPERM or error == -ENOSYS:
+                return self.unanswered() == 0       # a seccomp filter that came later
         return True
 
     cdef int open_buffers(self, unsigned capacity, unsigned count, Py_ssize_t block_size) except -1:

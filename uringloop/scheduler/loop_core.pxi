@@ -308,8 +308,8 @@ cdef class LoopCore:
             if self.ring.buffers is not None:
                 self.ring.buffers.publish()
             # All: what waits until the next tick would find users' descriptors closed, or reused.
-            self.ring.submit_all()
-            self.after_submit()
+            if self.ring.submit_all():
+                self.after_submit()
         return 0
 
     cdef int flush_items(self) except -1:
