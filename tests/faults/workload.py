@@ -179,8 +179,9 @@ class Workload:
         finally:
             for task in tasks:
                 task.cancel()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                self.note(result)
+            await asyncio.wait(tasks)
+            for task in tasks:
+                self.note(None if task.cancelled() else task.exception())
 
     # --- servers -----------------------------------------------------------------------------
 
@@ -253,7 +254,10 @@ class Workload:
             await self.both(send(), receive())
         finally:
             writer.close()
-            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+            try:
+                await writer.wait_closed()
+            except OSError as exc:
+                self.note(exc)
 
     async def by_tls(self, seed, got):
         await self.by_streams(seed, got, self.addresses[3], ssl=self.contexts[1],
