@@ -137,6 +137,8 @@ cdef class SocketCall:
         if self.loop._debug and self.sock.gettimeout() != 0:
             raise ValueError("the socket must be non-blocking")
         queue = self.loop.queue_of(awaitable.socket_fd(self.sock), self.kind >= SENDALL)
+        if self.kind == RECVFROM_INTO and not self.option:
+            self.option = len(self.argument)
         if self.kind <= RECV_INTO:
             self.limit = self.stream_limit()
             if self.loop.reads_ahead and self.limit and queue is not None:
@@ -149,6 +151,9 @@ cdef class SocketCall:
             raise os_error(EBADF)
         self.loop.check_open()
         self.loop.check_not_owned(queue.fd)
+        if self.kind == SENDALL and type(self.argument) is not bytes:
+            # As asyncio: while the call waits, a bytearray cannot be resized under `sent`.
+            self.argument = memoryview(self.argument)
         self.state = WAITING
         self.blocking = True
         if self.kind == SENDALL and queue.head is None and queue.can_batch(self):
@@ -166,18 +171,18 @@ cdef class SocketCall:
     cdef Py_ssize_t room(self) except -1:
         """The most bytes that an input call takes; 0 where the socket's method has to say it."""
         cdef Py_buffer view
+        cdef Py_ssize_t size
         if self.kind == RECV or self.kind == RECVFROM:
-            size = self.argument
-            return size if isinstance(size, int) and 0 < size <= PY_SSIZE_T_MAX else 0
+            return size_or_zero(self.argument)
         try:
             PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
         except (TypeError, BufferError, ValueError):
             return 0
+        size = view.len             # the release may run code of the user
         PyBuffer_Release(&view)
         if self.kind == RECV_INTO or not self.option:
-            return view.len
-        size = self.option
-        return size if isinstance(size, int) and 0 < size <= view.len else 0
+            return size
+        return size_or_zero(self.option) if size_or_zero(self.option) <= size else 0
 
     cdef int abandon(self) except -1:
         """Nobody wants the result; what was received for it stays for the next call."""
@@ -355,7 +360,7 @@ cdef class SocketCall:
         cdef int error
         cdef Py_ssize_t left
         PyObject_GetBuffer(self.argument, &view, PyBUF_SIMPLE)
-        left = view.len - self.sent
+        left = max(0, view.len - self.sent)     # a buffer made in Python may have another size now
         sent = liburing.send(awaitable.socket_fd(self.sock), <char *>view.buf + self.sent, left,
                              liburing.MSG_NOSIGNAL | liburing.MSG_DONTWAIT)
         error = errno
@@ -373,12 +378,14 @@ cdef class SocketCall:
         cdef Py_buffer view
         cdef Py_ssize_t limit = self.limit
         cdef ssize_t size
-        cdef int fd = awaitable.socket_fd(self.sock), error
+        cdef int fd, error
         cdef object space = None
         cdef PyObject *block
         if self.kind == RECV_INTO:
             PyObject_GetBuffer(self.argument, &view, PyBUF_WRITABLE)
             limit = view.len
+            # Only now: getting the buffer may have closed the socket.
+            fd = awaitable.socket_fd(self.sock)
             size = liburing.recv(fd, view.buf, limit, liburing.MSG_DONTWAIT)
             error = errno
             PyBuffer_Release(&view)
@@ -388,6 +395,7 @@ cdef class SocketCall:
                 space = PyBytes_FromStringAndSize(NULL, limit)
             else:
                 space = scratch_of(self.loop)
+            fd = awaitable.socket_fd(self.sock)
             size = liburing.recv(fd, PyBytes_AS_STRING(space), limit, liburing.MSG_DONTWAIT)
             error = errno
         if size < 0:
@@ -450,6 +458,15 @@ cdef class SocketCall:
         finally:
             self.loop.stash.put_back(cookie, data[taken:])
         return True
+
+
+cdef Py_ssize_t size_or_zero(value) except -1:
+    """A positive int as it is; 0 for all else. An int's sub-class is not asked what it is."""
+    if type(value) is not int:
+        if not isinstance(value, int):
+            return 0
+        value = int.__index__(value)
+    return value if 0 < value <= PY_SSIZE_T_MAX else 0
 
 
 cdef object check_connected(sock, address):
