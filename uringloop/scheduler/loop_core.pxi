@@ -186,7 +186,7 @@ cdef class LoopCore:
         self.check_open()
         if self._debug:
             self.check_debug(callback, "call_at")
-        return self.make_timer(when, callback, args, context)
+        return self.make_timer(deadline_of(when), callback, args, context)
 
     def _add_callback(self, handle):
         # asyncio's signal handling queues an asyncio.Handle of its own.
@@ -203,17 +203,17 @@ cdef class LoopCore:
     # --- descriptors -------------------------------------------------------------------------
 
     def _add_reader(self, fd, callback, *args):
-        self.check_open()
+        cdef int number = self.descriptor_to_watch(fd)
         handle = self.make_handle(callback, args, None)
-        self.poller.set_reader(descriptor_of(fd), handle)
-        self.remember_file(fd)
+        self.poller.set_reader(number, handle)
+        self.remember_file(number, fd)
         return handle
 
     def _add_writer(self, fd, callback, *args):
-        self.check_open()
+        cdef int number = self.descriptor_to_watch(fd)
         handle = self.make_handle(callback, args, None)
-        self.poller.set_writer(descriptor_of(fd), handle)
-        self.remember_file(fd)
+        self.poller.set_writer(number, handle)
+        self.remember_file(number, fd)
         return handle
 
     def _remove_reader(self, fd):
@@ -232,10 +232,17 @@ cdef class LoopCore:
         self.forget_file(number)
         return had
 
-    cdef int remember_file(self, fd) except -1:
+    cdef int descriptor_to_watch(self, fd) except -1:
+        cdef int number
+        self.check_open()
+        number = descriptor_of(fd)
+        self.check_open()       # a fileno() of the user's may have closed the loop
+        return number
+
+    cdef int remember_file(self, int number, fd) except -1:
         """Know a watched file object again: it may be closed by the time it is removed."""
         if not isinstance(fd, int):
-            self.file_objects[descriptor_of(fd)] = fd
+            self.file_objects[number] = fd
         return 0
 
     cdef int forget_file(self, int number) except -1:
@@ -246,13 +253,13 @@ cdef class LoopCore:
 
     cdef int find_descriptor(self, fd) except -2:
         """The number to remove: that of a closed file object is remembered, as in selectors."""
-        cdef int number = descriptor_or_none(fd)
+        cdef object number = descriptor_number(fd)
         if number >= 0:
-            return number
+            return number if number <= INT_MAX else -1
         for known, file_object in self.file_objects.items():
             if file_object is fd:
                 return known
-        return -1
+        return -1           # asyncio raises here: Server.close() fails if its socket was closed
 
     def _watched(self, int fd):
         """(mask, reader, writer) of a descriptor as epoll knows it, or None."""
@@ -261,7 +268,8 @@ cdef class LoopCore:
         return (self.poller.watches[fd].mask, self.poller.readers[fd], self.poller.writers[fd])
 
     def _owner(self, fd):
-        return self.poller.owner(descriptor_or_none(fd))
+        cdef object number = descriptor_number(fd)
+        return self.poller.owner(number) if 0 <= number <= INT_MAX else None
 
     def _clear_owner(self, int fd):
         owner = self.poller.owner(fd)
@@ -579,28 +587,39 @@ cdef inline void touch(LoopCore loop, Touchable item) noexcept:
         loop.touched = item
 
 
-cdef int descriptor_or_none(fd) except -2:
-    """The number of a descriptor or file object; -1 for a file object that is closed."""
-    cdef object number = fd
+cdef object descriptor_number(fd):
+    """The number of a descriptor or file object, an int of any size; -1 for one that is closed."""
+    number = fd
     if not isinstance(number, int):
         try:
             number = int(fd.fileno())
         except (AttributeError, TypeError, ValueError):
             raise ValueError(f"Invalid file object: {fd!r}") from None
-    return number if 0 <= number <= INT_MAX else -1
+    # A sub-class is not asked what it is.
+    return number if type(number) is int else int.__index__(number)
 
 
 cdef int descriptor_of(fd) except -1:
-    """The number of a descriptor or open file object; ValueError as selectors raises it."""
-    cdef int number = descriptor_or_none(fd)
+    """The number of a descriptor or open file object; errors as selectors and epoll raise them."""
+    cdef object number = descriptor_number(fd)
     if number < 0:
         raise ValueError(f"Invalid file descriptor: {fd!r}")
+    if number > INT_MAX:
+        raise OverflowError("file descriptor is greater than maximum")
     return number
 
 
 def _run_unless_cancelled(handle):
     if not handle._cancelled:
         handle._run()
+
+
+cdef double deadline_of(when) except? -1:
+    """A time as a double. An int that is none is as good as never, or as now."""
+    try:
+        return when
+    except OverflowError:
+        return float("inf") if when > 0 else float("-inf")
 
 
 cdef int64_t deadline_to_ns(double seconds) noexcept:

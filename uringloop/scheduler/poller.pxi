@@ -187,10 +187,14 @@ cdef class Poller:
 
     cdef bint drop_reader(self, int fd) except -1:
         """Forget who watches for input. Returns whether somebody did."""
+        return self.replace_reader(fd, None)
+
+    cdef bint replace_reader(self, int fd, Handle successor) except -1:
+        """The successor first: letting go of the one before may run code of the user."""
         cdef Watch *watch = &self.watches[fd]
         cdef Handle handle = self.readers[fd]
         cdef Operation operation
-        self.readers[fd] = None
+        self.readers[fd] = successor
         if watch.read_operation:
             operation = self.operations.find(watch.read_operation)
             watch.read_operation = 0
@@ -204,10 +208,14 @@ cdef class Poller:
 
     cdef bint drop_writer(self, int fd) except -1:
         """Forget who watches for output. Returns whether somebody did."""
+        return self.replace_writer(fd, None)
+
+    cdef bint replace_writer(self, int fd, Handle successor) except -1:
+        """The successor first: letting go of the one before may run code of the user."""
         cdef Watch *watch = &self.watches[fd]
         cdef Handle handle = self.writers[fd]
         cdef Operation operation
-        self.writers[fd] = None
+        self.writers[fd] = successor
         if watch.write_operation:
             operation = self.operations.find(watch.write_operation)
             watch.write_operation = 0
@@ -221,14 +229,12 @@ cdef class Poller:
 
     cdef int set_reader(self, int fd, Handle handle) except -1:
         self.add(fd, liburing.EPOLLIN)
-        self.drop_reader(fd)
-        self.readers[fd] = handle
+        self.replace_reader(fd, handle)
         return 0
 
     cdef int set_writer(self, int fd, Handle handle) except -1:
         self.add(fd, liburing.EPOLLOUT)
-        self.drop_writer(fd)
-        self.writers[fd] = handle
+        self.replace_writer(fd, handle)
         return 0
 
     cdef int watch_input(self, int fd, Operation operation) except -1:
