@@ -234,7 +234,7 @@ cdef class StreamTransport(FlowControlTransport):
     def writelines(self, list_of_data):
         """Send an iterable of bytes-like objects, as one write."""
         self.check_writable("writelines")
-        if self.lost:
+        if self.lost or not list_of_data:
             return
         parts = [part if type(part) is bytes else snapshot_of(part) for part in list_of_data]
         total = sum(map(len, parts))
