@@ -16,7 +16,8 @@ import time
 
 import figures
 import pytest
-from helpers import LOOP_KINDS, make_loop, open_fds, why_not
+from helpers import FIGURES, LOOP_KINDS, make_loop, open_fds, why_not
+from leaks import Watch, left_by_loop
 
 TEST_LIMIT = 40.0  # seconds; a guard against hangs, below pytest's own time-out
 
@@ -71,6 +72,44 @@ def pytest_collection_modifyitems(items):
         if kind == "uvloop":
             # Under -W error its close() never ends where this warning is raised.
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed resource:ResourceWarning"))
+
+
+WATCH = pytest.StashKey[Watch]()
+
+
+def pytest_collection_finish(session):
+    session.config.stash[WATCH] = Watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    # The traceback of a failure holds what its frames hold.
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or call.excinfo is not None
+    return report
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    """After all fixtures: no object of the engine is alive."""
+    yield
+    item.funcargs.clear()
+    left = item.config.stash[WATCH].look()
+    if left and not item.stash.get(_FAILED, False):
+        pytest.fail(f"engine objects that are still alive: {left}")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    watch = config.stash.get(WATCH, None)
+    if watch is not None and watch.looks:
+        left = sum(watch.left.values())
+        terminalreporter.write_line(
+            f"engine objects left: {left} {dict(watch.left) or ''} (looked {watch.looks} times)")
+    for name, count in FIGURES.items():
+        terminalreporter.write_line(f"{name}: {count}")
 
 
 def _expect_failure(item, kind, reason, reference, when=True, run=True):
@@ -169,7 +208,14 @@ def new_loop(loop_kind, ledger):
     yield factory
     for loop in made:
         _shut(loop)
+        _assert_nothing_in_hand(loop)
     made.clear()
+
+
+def _assert_nothing_in_hand(loop):
+    if hasattr(loop, "stats"):
+        left = left_by_loop(loop.stats())
+        assert not left, f"a closed loop still has {left}"
 
 
 def _shut(loop):

@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import collections
 import contextlib
 import functools
 import os
@@ -15,6 +16,7 @@ import time
 import pytest
 
 LOOP_KINDS = ("asyncio", "uvloop", "io_uring", "epoll")
+FIGURES = collections.Counter()  # what the tests count, printed at the end of the session
 LIMIT = 30.0  # seconds a condition may take; a guard against hangs, never a measurement
 
 PY312 = sys.version_info >= (3, 12)

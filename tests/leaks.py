@@ -1,0 +1,55 @@
+"""What of the engine is alive: nothing may be, once a test has let go of its loops.
+
+Counts by the real type, because `__class__` of handles and transports answers with asyncio's. The
+one class that the collector does not know (it holds no references) is AnswerQueue; every loop has
+one, so a loop that is counted stands for it, and LeakSanitizer finds its memory (make asan).
+"""
+
+import collections
+import gc
+
+# Made at import, for the life of the process.
+PERMANENT = {"ReaderFeed", "Stash"}
+
+
+def alive():
+    """{type name: how many} of engine objects, and of Python objects made of its classes."""
+    found = collections.Counter()
+    for thing in gc.get_objects():
+        if any(kind.__module__ == "uringloop._core" for kind in type(thing).__mro__[:-1]):
+            found[type(thing).__name__] += 1
+    for name in PERMANENT:
+        if found[name] == 1:
+            del found[name]
+    return +found
+
+
+def left_by_loop(stats):
+    """What a closed loop still has in hand, by its own counters."""
+    names = ("in_flight", "operations", "buffers_lent")
+    return {name: getattr(stats, name) for name in names if getattr(stats, name)}
+
+
+class Watch:
+    """Says after each test what it has left, and counts what was looked at.
+
+    Everything that is alive when it begins is frozen: the collector and the count then look only
+    at what tests have made, which makes a look per test cheap.
+    """
+
+    def __init__(self):
+        self.looks = 0
+        self.left = collections.Counter()       # in the whole session
+        self.known = collections.Counter()      # alive, and told already
+        gc.collect()
+        gc.freeze()
+
+    def look(self):
+        """{type name: how many} of the objects that appeared since the last look and stay."""
+        self.looks += 1
+        gc.collect()
+        now = alive()
+        new = now - self.known
+        self.known = now
+        self.left += new
+        return dict(new)
