@@ -19,9 +19,9 @@ import weakref
 
 import pytest
 from helpers import (
-    PY312,
     FIGURES,
     LIMIT,
+    PY312,
     Recorder,
     make_loop,
     make_pair,
