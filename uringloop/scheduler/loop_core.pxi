@@ -48,7 +48,6 @@ cdef class LoopCore:
     cdef bint ticking, wants_ring, dead
     cdef bint is_idle           # nothing runs in this tick
     cdef bytes scratch          # for the small recv(2) of all sockets
-    cdef dict file_objects      # by descriptor, for those that were watched by object
     cdef public bint _closed, _debug, _stopping
     cdef public object _thread_id, _current_handle
     cdef str _backend, _backend_reason
@@ -63,7 +62,6 @@ cdef class LoopCore:
         self.answers = AnswerQueue()
         self.poller = Poller(self.operations, self.answers, self.ready)
         self.dirty = []
-        self.file_objects = {}
         # Kept, because a transport may be finalized when the module's names are gone already.
         self.warn = warnings.warn
         self._backend = "epoll"
@@ -242,13 +240,13 @@ cdef class LoopCore:
     cdef int remember_file(self, int number, fd) except -1:
         """Know a watched file object again: it may be closed by the time it is removed."""
         if not isinstance(fd, int):
-            self.file_objects[number] = fd
+            self.poller.file_objects[number] = fd
         return 0
 
     cdef int forget_file(self, int number) except -1:
-        if self.file_objects and 0 <= number < self.poller.capacity:
+        if self.poller.file_objects and 0 <= number < self.poller.capacity:
             if not self.poller.watches[number].mask:
-                self.file_objects.pop(number, None)
+                self.poller.file_objects.pop(number, None)
         return 0
 
     cdef int find_descriptor(self, fd) except -2:
@@ -256,7 +254,7 @@ cdef class LoopCore:
         cdef object number = descriptor_number(fd)
         if number >= 0:
             return number if number <= INT_MAX else -1
-        for known, file_object in self.file_objects.items():
+        for known, file_object in self.poller.file_objects.items():
             if file_object is fd:
                 return known
         return -1           # asyncio raises here: Server.close() fails if its socket was closed
@@ -565,7 +563,6 @@ cdef class LoopCore:
             self.dirty.clear()
             self.ready.clear()
             self.timers.clear()
-            self.file_objects.clear()
             self.scratch = None
 
     def _after_fork_in_child(self):

@@ -40,6 +40,7 @@ cdef class Poller:
     cdef bint waiting, woken
     cdef Watch *watches
     cdef list readers, writers
+    cdef dict file_objects      # by descriptor, for those that were watched by object
     cdef Py_ssize_t watched     # descriptors registered with epoll, the engine's own not counted
     cdef Py_ssize_t capacity
     cdef liburing.epoll_event events[EVENTS_PER_WAIT]
@@ -52,6 +53,7 @@ cdef class Poller:
         self.has_pwait2 = True
         self.readers = []
         self.writers = []
+        self.file_objects = {}
 
     def __dealloc__(self):
         if self.epoll_fd >= 0:
@@ -152,6 +154,8 @@ cdef class Poller:
             if error == ENOENT:
                 self.drop_reader(fd)
                 self.drop_writer(fd)
+                # Removing the closed object would remove what watches the new file.
+                self.file_objects.pop(fd, None)
                 mask = side
                 self.watches[fd].mask = 0
                 self.watched -= 1
@@ -395,6 +399,7 @@ cdef class Poller:
             self.drop_reader(fd)
             self.drop_writer(fd)
             self.watches[fd].mask = 0
+        self.file_objects.clear()
         self.watched = 0
         self.abandon()
         return 0
