@@ -298,7 +298,8 @@ cdef class Receiver(Operation):
             space = scratch_of(loop)
         else:
             space = PyBytes_FromStringAndSize(NULL, READ_SIZE)
-        size = liburing.recv(self.transport.fd, PyBytes_AS_STRING(space), READ_SIZE, 0)
+        size = liburing.recv(self.transport.fd, PyBytes_AS_STRING(space), READ_SIZE,
+                             liburing.MSG_DONTWAIT)
         if size <= 0:
             return self.read_failed(size)
         if self.transport.feed is not None and self.transport.fed(PyBytes_AS_STRING(space), size):

@@ -18,6 +18,8 @@ cdef enum:
     SEND_NOW_LIMIT = 1024 * 1024
     # writelines() of no more than this is joined into one chunk.
     JOIN_SIZE = 65536
+    # DONTWAIT: a dup of the descriptor, maybe in another process, may have been made blocking.
+    SEND_FLAGS = liburing.MSG_NOSIGNAL | liburing.MSG_DONTWAIT
 
 
 @cython.internal
@@ -116,9 +118,9 @@ cdef class Sender(Operation):
             wanted = self.gather()
             if self.message.msg_iovlen == 1:
                 sent = liburing.send(self.transport.fd, self.vectors[0].iov_base,
-                                     self.vectors[0].iov_len, liburing.MSG_NOSIGNAL)
+                                     self.vectors[0].iov_len, SEND_FLAGS)
             else:
-                sent = liburing.sendmsg(self.transport.fd, &self.message, liburing.MSG_NOSIGNAL)
+                sent = liburing.sendmsg(self.transport.fd, &self.message, SEND_FLAGS)
             if sent < 0:
                 if errno == EINTR:
                     continue

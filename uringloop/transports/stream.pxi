@@ -138,7 +138,7 @@ cdef class StreamTransport(FlowControlTransport):
         except BaseException as exc:
             self.fatal_error(exc, "Fatal error: protocol.get_buffer() call failed.")
             return 0
-        size = liburing.recv(self.fd, view.buf, view.len, 0)
+        size = liburing.recv(self.fd, view.buf, view.len, liburing.MSG_DONTWAIT)
         error = errno
         PyBuffer_Release(&view)
         if size <= 0:
@@ -258,7 +258,7 @@ cdef class StreamTransport(FlowControlTransport):
             PyObject_GetBuffer(data, &view, PyBUF_FULL_RO)
             try:
                 if PyBuffer_IsContiguous(&view, b"C"):
-                    sent = liburing.send(self.fd, view.buf, view.len, liburing.MSG_NOSIGNAL)
+                    sent = liburing.send(self.fd, view.buf, view.len, SEND_FLAGS)
                     if sent > 0:
                         self.loop.counters.bytes_sent += sent
                         return PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent)
