@@ -18,6 +18,9 @@ cdef class AcceptOperation(Watched):
         self.listener.is_open()         # stops it if not
         return 0
 
+    cdef int arm(self) except -1:
+        return self.listener.arm()
+
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         if flags == READINESS:
             return self.listener.accept_ready()
@@ -60,13 +63,19 @@ cdef class Listener(Flushable):
         return self.loop.mark_dirty(self)
 
     cdef int flush(self) except -1:
-        """Prepare the accept request."""
-        cdef liburing.io_uring_sqe *sqe
+        """Watch the socket, or have an accept request made before the loop submits."""
         if not self.is_open() or self.operation.state != IDLE:
             return 0
         self.watching = self.loop.ring is None
         if self.watching:
-            self.loop.poller.watch_input(self.fd, self.operation)
+            return self.loop.poller.watch_input(self.fd, self.operation)
+        self.loop.unarmed.append(self.operation)
+        return 0
+
+    cdef int arm(self) except -1:
+        # Not in flush(): protocols run there, and may close the socket.
+        cdef liburing.io_uring_sqe *sqe
+        if not self.is_open() or self.operation.state != IDLE:
             return 0
         sqe = self.loop.ring.start(self.operation, liburing.IORING_OP_ACCEPT, self.fd, NULL, 0)
         sqe.ioprio = liburing.IORING_ACCEPT_MULTISHOT

@@ -13,7 +13,7 @@ cdef enum:
 
 cdef class SockLoop(LoopCore):
     cdef list input_queues, output_queues       # by descriptor; None: no call was made yet
-    cdef list unarmed_queues    # that want a request before the next submit
+    cdef list unarmed           # Watched: what wants a request before the next submit
     cdef list holding_calls     # whose sends are prepared
     cdef list watched           # Watched: what user code may close the socket of
     cdef Py_ssize_t next_look, unlooked     # places in `watched`
@@ -25,7 +25,7 @@ cdef class SockLoop(LoopCore):
     def __cinit__(self, *args, **kwargs):
         self.input_queues = []
         self.output_queues = []
-        self.unarmed_queues = []
+        self.unarmed = []
         self.holding_calls = []
         self.watched = []
         self.stash = _STASH
@@ -143,14 +143,14 @@ cdef class SockLoop(LoopCore):
         return self.any_done_future
 
     cdef int before_submit(self) except -1:
-        cdef SocketQueue queue
+        cdef Watched item
         cdef Py_ssize_t i = 0
         self.look_for_closed(LOOKS_PER_TICK)
-        while i < PyList_GET_SIZE(self.unarmed_queues):
-            queue = <SocketQueue>PyList_GET_ITEM(self.unarmed_queues, i)
-            queue.arm()
+        while i < PyList_GET_SIZE(self.unarmed):
+            item = <Watched>PyList_GET_ITEM(self.unarmed, i)
+            item.arm()
             i += 1
-        self.unarmed_queues.clear()
+        self.unarmed.clear()
         return 0
 
     cdef int after_submit(self) except -1:
@@ -209,7 +209,7 @@ cdef class SockLoop(LoopCore):
             self.watched.clear()
             self.input_queues.clear()
             self.output_queues.clear()
-            self.unarmed_queues.clear()
+            self.unarmed.clear()
             self.holding_calls.clear()
             self.any_done_future = None
 

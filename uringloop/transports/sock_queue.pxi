@@ -222,7 +222,7 @@ cdef class SocketQueue(Watched):
         """Have a request made before the loop submits."""
         if not self.must_arm:
             self.must_arm = True
-            self.loop.unarmed_queues.append(self)
+            self.loop.unarmed.append(self)
         return 0
 
     cdef int arm(self) except -1:

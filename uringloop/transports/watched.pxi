@@ -14,3 +14,7 @@ cdef class Watched(Operation):
     cdef int look(self) except -1:
         """End the request if the socket was closed. Calls no protocol and no task."""
         raise NotImplementedError
+
+    cdef int arm(self) except -1:
+        """Make the request. Called right before the submit."""
+        raise NotImplementedError
