@@ -65,12 +65,14 @@ cdef class Stash:
 
     cdef int sweep(self) except -1:
         """Forget the sockets that this process has open no more."""
+        # Other threads run during listdir(): what they stash for new sockets stays.
+        known = set(self.entries)
         try:
             alive = {cookie_of(int(name)) for name in os.listdir("/proc/self/fd")}
         except OSError:
-            alive = set(self.entries)       # no /proc here: keep all
-        for cookie in set(self.entries) - alive:
-            del self.entries[cookie]
+            alive = known                   # no /proc here: keep all
+        for cookie in known - alive:
+            self.entries.pop(cookie, None)
         self.sweep_at = max(SWEEP_SIZE, 2 * len(self.entries))
         return 0
 
