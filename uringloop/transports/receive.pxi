@@ -67,6 +67,8 @@ cdef class Receiver(Operation):
         """The connection is closing: nothing will be delivered any more."""
         self.set_timer(None)
         self.pause()
+        while self.held and self.transport.is_detached():
+            self.stash(self.held.popleft())
         self.held = None
         self.end = None
         return 0
@@ -101,6 +103,8 @@ cdef class Receiver(Operation):
         self.must_arm = False
         if not self.wanted or self.end is not None or self.state != IDLE:
             return 0
+        if not self.transport.owns_descriptor():
+            return self.input_ended(os_error(EBADF))
         self.watching = self.large or loop.ring is None
         if self.watching:
             try:
@@ -170,8 +174,24 @@ cdef class Receiver(Operation):
         cdef unsigned block = flags >> liburing.IORING_CQE_BUFFER_SHIFT
         if result > 0:
             buffers.lend(block)
-            buffers.give_back(block)
+            if self.transport.is_detached():
+                self.stash(buffers.copy(block, result))
+            else:
+                buffers.give_back(block)
         return 0
+
+    cdef int stash(self, bytes data) except -1:
+        """The user has detached the socket: what was received is for its next reader."""
+        cdef SockLoop loop = self.transport.loop
+        return loop.stash.put(self.transport.cookie or None, data)
+
+    cdef int leave_detached(self) except -1:
+        """End as asyncio does, which finds no descriptor."""
+        if self.watching:
+            self.halt()
+        else:
+            self.end_now()
+        return self.input_ended(os_error(EBADF))
 
     cdef int take_late_answer(self, int32_t result, uint32_t flags) except -1:
         """connection_lost was called: the block goes back, and the descriptor may be closed."""
@@ -199,6 +219,9 @@ cdef class Receiver(Operation):
         cdef BufferRing buffers = loop.ring.buffers
         cdef const char *content = buffers.lend(block)
         loop.counters.bytes_received += size
+        if self.transport.is_detached():
+            self.stash(buffers.copy(block, size))
+            return self.leave_detached()
         if self.transport.closing:
             buffers.give_back(block)
             return 0
@@ -288,6 +311,8 @@ cdef class Receiver(Operation):
         cdef PyObject *message
         if not self.wanted or self.transport.closing:
             return 0
+        if self.transport.is_detached():
+            return self.leave_detached()
         if self.transport.buffered:
             size = self.transport.buffer_received()
             if size > 0:

@@ -33,6 +33,7 @@ cdef class Sender(Operation):
     cdef bint watching          # the last request was made to the poller, not to the ring
     cdef InactivityTimer timer  # None without a timeout
     cdef Py_ssize_t in_flight_size
+    cdef uint64_t prepared_in   # the number of the tick
     cdef bint waits_for_all     # it is MSG_WAITALL
     cdef bint cut_short         # ... and the last such sent less: its error was lost
     cdef bint dropped           # what is in flight belongs to a connection that was aborted
@@ -114,6 +115,10 @@ cdef class Sender(Operation):
         """
         cdef Py_ssize_t wanted, limit = self.size - SEND_NOW_LIMIT
         cdef ssize_t sent
+        if self.transport.loop.dead:
+            return 0            # what waits here is the parent's to send
+        if self.transport.is_detached():
+            return EBADF
         while self.size > 0 and self.size > limit:
             wanted = self.gather()
             if self.message.msg_iovlen == 1:
@@ -137,6 +142,8 @@ cdef class Sender(Operation):
         cdef int error
         if self.state != IDLE or not self.size:
             return 0
+        if self.transport.is_detached():
+            return self.failed(EBADF)
         if loop.ring is None:
             error = self.send_now()
             if error:
@@ -150,6 +157,7 @@ cdef class Sender(Operation):
                 self.watching = True
             return self.transport.output_sent()
         self.in_flight_size = self.gather()
+        self.prepared_in = loop.counters.ticks
         self.watching = False
         if self.message.msg_iovlen == 1:
             sqe = loop.ring.start(self, liburing.IORING_OP_SEND, self.transport.fd,
@@ -166,7 +174,7 @@ cdef class Sender(Operation):
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         cdef int error = 0
         if flags == READINESS:
-            error = self.send_now()
+            error = self.send_now() if self.transport.owns_descriptor() else EBADF
             if error or not self.size:
                 self.stop_watching()
         elif self.dropped:
@@ -179,11 +187,19 @@ cdef class Sender(Operation):
             self.consume(result)
         elif not is_retry(result):
             error = -result
+        if not error and self.size and self.state == IDLE:
+            if self.is_late() and not self.transport.owns_descriptor():
+                error = EBADF
+            else:
+                self.transport.loop.mark_dirty(self.transport)
         if error:
             return self.failed(error)
-        if self.size and self.state == IDLE:
-            self.transport.loop.mark_dirty(self.transport)
         return self.transport.output_sent()
+
+    cdef bint is_late(self) noexcept:
+        """Whether a system call more is nothing to what is left, or to what it has waited."""
+        return (self.size >= SEND_NOW_SIZE
+                or self.transport.loop.counters.ticks > self.prepared_in + 1)
 
     cdef int discard(self, int32_t result, uint32_t flags) except -1:
         self.forget()

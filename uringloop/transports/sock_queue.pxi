@@ -29,6 +29,7 @@ cdef class SocketQueue(Watched):
     # The call has gone, its request not yet: what it brings is for the stash, under `cookie`.
     cdef bint orphaned
     cdef object cookie
+    cdef uint64_t polled        # the cookie of the socket that a POLL is about
     cdef bytes sending          # what a SEND in flight refers to
     cdef ReadAhead ahead        # None unless the option is on
     # The socket object of the last call (weak), and what was learned of it.
@@ -181,8 +182,7 @@ cdef class SocketQueue(Watched):
             if awaitable.socket_fd(call.sock) == self.fd:
                 self.add(call)
             else:
-                call.fail_later(os_error(
-                    EBADF, f"socket closed while {call.__name__}() was waiting"))
+                call.fail_later(closed_under(call))
         return 0
 
     cdef int refuse_calls(self) except -1:
@@ -281,6 +281,7 @@ cdef class SocketQueue(Watched):
         sqe.poll32_events = liburing.poll_events(
             liburing.POLLOUT if self.is_output else liburing.POLLIN)
         self.request_kind = POLL
+        self.polled = socket_cookie(self.fd)
         return 0
 
     cdef int halt(self) except -1:
@@ -316,7 +317,16 @@ cdef class SocketQueue(Watched):
             return self.received(result, flags)
         elif self.request_kind == SEND:
             return self.sent(result)
+        elif self.polled != socket_cookie(self.fd) and self.head is not None:
+            return self.lost_number()
         return self.retry_head() if self.head is not None else 0
+
+    cdef int lost_number(self) except -1:
+        """os.close() behind the socket object's back: the number may be another's already."""
+        cdef SocketCall call
+        for call in self.take_calls():
+            call.fail_later(closed_under(call))
+        return 0
 
     cdef int sent(self, int32_t result) except -1:
         cdef SocketCall call = self.head
@@ -379,3 +389,7 @@ cdef class SocketQueue(Watched):
         if not self.orphaned:
             self.cookie = self.sock_cookie
         return self.keep(result, flags)
+
+
+cdef object closed_under(SocketCall call):
+    return os_error(EBADF, f"socket closed while {call.__name__}() was waiting")

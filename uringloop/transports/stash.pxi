@@ -77,14 +77,20 @@ cdef class Stash:
         return 0
 
 
-cdef object cookie_of(int fd):
-    """SO_COOKIE (Linux 4.12), or None for what is no open socket."""
+cdef uint64_t socket_cookie(int fd) noexcept:
+    """SO_COOKIE (Linux 4.12), or 0 for what is no open socket."""
     cdef uint64_t cookie
     cdef unsigned size = sizeof(cookie)
     if fd < 0 or liburing.getsockopt(fd, liburing.SOL_SOCKET, liburing.SO_COOKIE, &cookie,
                                      &size) < 0:
-        return None
+        return 0
     return cookie
+
+
+cdef object cookie_of(int fd):
+    """SO_COOKIE, or None for what is no open socket."""
+    cdef uint64_t cookie = socket_cookie(fd)
+    return cookie if cookie else None
 
 
 _STASH = Stash()

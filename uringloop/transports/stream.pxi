@@ -254,7 +254,8 @@ cdef class StreamTransport(FlowControlTransport):
         """The content as bytes, less what a large write could send without the copy."""
         cdef Py_buffer view
         cdef ssize_t sent
-        if self.sender.size == 0 and memoryview(data).nbytes >= SEND_NOW_SIZE:
+        if (self.sender.size == 0 and memoryview(data).nbytes >= SEND_NOW_SIZE
+                and not self.loop.dead and not self.is_detached()):
             PyObject_GetBuffer(data, &view, PyBUF_FULL_RO)
             try:
                 if PyBuffer_IsContiguous(&view, b"C"):
@@ -339,6 +340,8 @@ cdef class StreamTransport(FlowControlTransport):
         if self.output_shut:
             return 0
         self.output_shut = True
+        if not self.owns_descriptor():
+            return self.sender.failed(EBADF)
         if liburing.shutdown(self.fd, liburing.SHUT_WR) < 0 and errno != ENOTCONN:
             return self.sender.failed(errno)
         return 0
@@ -392,6 +395,8 @@ cdef class StreamTransport(FlowControlTransport):
             self.loop.mark_dirty(self)
         if not self.sender.size:
             self.lose_connection(None)
+        elif not self.owns_descriptor():
+            self.sender.failed(EBADF)       # nothing would tell that there is room
         elif self.writing_context is None:
             self.writing_context = PyContext_CopyCurrent()
 

@@ -4,6 +4,10 @@
 # -> finished (connection_lost was called) -> released (the descriptor is closed). A descriptor is
 # closed only when both operations are idle: until then the kernel may still use it.
 #
+# Users may all the same take the descriptor away, by sock.detach() or os.close(), and its number
+# may name another file then. Whether it does is looked at before each request but the small sends,
+# where a system call would cost more than it is worth.
+#
 # Owner: the protocol holds the transport; while it receives or sends, so does the operation table.
 
 _SERVER_COUNTS_TRANSPORTS = (
@@ -28,6 +32,8 @@ cdef class Transport(Flushable):
     cdef object server
     cdef dict extra
     cdef int fd
+    cdef uint64_t cookie        # of the socket; 0: the kernel gives none
+    cdef bint known_socket      # awaitable.h may read its head
     cdef bint closing
     cdef bint finished
     cdef bint server_counts_transports      # Python 3.13
@@ -54,6 +60,8 @@ cdef class Transport(Flushable):
             raise os_error(EBADF)
         self.loop = loop
         self.fd = fd
+        self.cookie = socket_cookie(fd)
+        self.known_socket = is_known_socket(sock)
         self.extra = extra
         extra["socket"] = trsock.TransportSocket(sock)
         try:
@@ -130,6 +138,13 @@ cdef class Transport(Flushable):
     def _force_close(self, exc):
         self.force_close(exc)
 
+    cdef inline bint is_detached(self) noexcept:
+        return self.known_socket and awaitable.socket_fd(self.sock) != self.fd
+
+    cdef bint owns_descriptor(self) noexcept:
+        """Whether the number still names the socket. A system call."""
+        return not self.is_detached() and socket_cookie(self.fd) == self.cookie
+
     cdef int stop_receiving(self) except -1:
         raise NotImplementedError
 
@@ -204,8 +219,11 @@ cdef class Transport(Flushable):
         if sock is None:
             return 0
         self.loop.poller.disown(self.fd, self)
+        if socket_cookie(self.fd) != self.cookie and sock.fileno() == self.fd:
+            sock.detach()       # not ours any more: closing it would hit the new owner
         # The number may soon name another file, and somebody may still hold the transport.
         self.fd = -1
+        self.known_socket = False
         self.closing = True
         self.lost = max(self.lost, 1)
         sock._io_refs -= 1
