@@ -18,6 +18,7 @@ import pytest
 LOOP_KINDS = ("asyncio", "uvloop", "io_uring", "epoll")
 FIGURES = collections.Counter()  # what the tests count, printed at the end of the session
 LIMIT = 30.0  # seconds a condition may take; a guard against hangs, never a measurement
+REPEAT = float(os.environ.get("URINGLOOP_REPEAT", "1"))  # a long run multiplies its loops by it
 
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
@@ -70,6 +71,11 @@ def run_child(kind, source, *, limit=LIMIT, flags=(), environment=(), **options)
 
 
 # Descriptors
+
+
+def repeats(count):
+    """How often a test repeats itself: `count` times URINGLOOP_REPEAT, at least once."""
+    return range(max(1, round(count * REPEAT)))
 
 
 def open_fds():
@@ -151,6 +157,20 @@ def socket_pair(family="tcp", *, small=False):
     finally:
         ours.close()
         peer.close()
+
+
+def reuse(number, family="unix"):
+    """A pair, both blocking, whose first socket has the number of one that was just closed."""
+    ours, peer = make_pair(family)
+    ours.settimeout(LIMIT)
+    if peer.fileno() == number:
+        return peer, ours
+    if ours.fileno() != number:
+        with ours:
+            os.dup2(ours.fileno(), number, inheritable=False)
+        ours = socket.socket(fileno=number)
+        ours.settimeout(LIMIT)
+    return ours, peer
 
 
 def reset(sock):

@@ -1,0 +1,833 @@
+"""Descriptors that change hands: closed, detached, duplicated, their numbers used again, under
+calls and transports. The new owner of a number never gets or loses a byte.
+
+What becomes of the call or transport whose socket went is in test_sock_ends.py.
+"""
+
+import asyncio
+import gc
+import os
+import random
+import socket
+import struct
+import weakref
+
+import pytest
+from helpers import (
+    LIMIT,
+    Recorder,
+    assert_same,
+    connected,
+    end,
+    has_ended,
+    in_thread,
+    make_pair,
+    only_ours,
+    pattern,
+    read_exactly,
+    read_to_end,
+    repeats,
+    reuse,
+    socket_pair,
+    ticks,
+    until,
+    waiting,
+)
+
+STALE = "https://github.com/python/cpython/issues/88968"
+UVLOOP_POLL = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/handles/poll.pyx"
+# "It is not okay to close a file descriptor while it is being polled by an active poll handle."
+LIBUV_POLL = "https://docs.libuv.org/en/v1.x/poll.html"
+SOCK_DOC = ("https://docs.python.org/3/library/asyncio-eventloop.html"
+            "#working-with-socket-objects-directly")
+BY_OUR_HANDS = "https://docs.python.org/3/library/asyncio-protocol.html#transports"
+
+aborts = pytest.mark.uvloop_differs("libuv aborts the process", LIBUV_POLL, run=False)
+
+
+# Calls on sockets
+
+
+def stream():
+    ours, peer = make_pair(small=True)
+    return ours, peer, None
+
+
+def datagram():
+    """A receiver; a sender to it."""
+    ours = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    ours.bind(("127.0.0.1", 0))
+    ours.setblocking(False)
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    peer.connect(ours.getsockname())
+    return ours, peer, None
+
+
+def full_datagram():
+    """A sender whose receiver takes no more."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    peer.bind("")           # an abstract name
+    peer.settimeout(LIMIT)
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.connect(peer.getsockname())
+    ours.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            ours.send(b"-" * 100)
+    return ours, peer, None
+
+
+def listening():
+    ours = socket.create_server(("127.0.0.1", 0))
+    ours.setblocking(False)
+    return ours, socket.socket(), None
+
+
+def unconnected():
+    """A socket; a listener whose queue is full, so that connecting to it takes long."""
+    peer = socket.create_server(("127.0.0.1", 0), backlog=0)
+    filling = []
+    for _ in range(3):
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.connect_ex(peer.getsockname())
+        filling.append(sock)
+    ours = socket.socket()
+    ours.setblocking(False)
+    return ours, peer, filling
+
+
+CALLS = {
+    "recv": (stream, lambda loop, sock, peer: loop.sock_recv(sock, 100)),
+    "recv_into": (stream, lambda loop, sock, peer: loop.sock_recv_into(sock, bytearray(100))),
+    "recvfrom": (datagram, lambda loop, sock, peer: loop.sock_recvfrom(sock, 100)),
+    "recvfrom_into": (datagram, lambda loop, sock, peer: loop.sock_recvfrom_into(
+        sock, bytearray(100))),
+    "sendall": (stream, lambda loop, sock, peer: loop.sock_sendall(sock, b"O" * (4 << 20))),
+    "sendto": (full_datagram, lambda loop, sock, peer: loop.sock_sendto(
+        sock, b"O", peer.getsockname())),
+    "accept": (listening, lambda loop, sock, peer: loop.sock_accept(sock)),
+    "connect": (unconnected, lambda loop, sock, peer: loop.sock_connect(sock, peer.getsockname())),
+}
+
+
+def take_away(sock, how):
+    """Free the number of a socket."""
+    if how == "close":
+        sock.close()
+    else:
+        os.close(sock.detach() if how == "detach" else sock.fileno())
+
+
+async def assert_untouched(new, new_peer, count=3):
+    """Bytes go both ways, all of them, and nothing else comes."""
+    for number in range(count):
+        token = b"%d" % number
+        new_peer.sendall(token)
+        await ticks()
+        assert new.recv(100, socket.MSG_DONTWAIT) == token
+        new.sendall(token)
+        assert new_peer.recv(100, socket.MSG_DONTWAIT) == token
+    for sock in (new, new_peer):
+        with pytest.raises(BlockingIOError):
+            sock.recv(100, socket.MSG_DONTWAIT)
+
+
+# Not: os.close() of what is queued. A socket object does not know of it (docs/compatibility.md).
+WAYS = [("queued", "close"), ("queued", "detach"),
+        ("in flight", "close"), ("in flight", "detach"), ("in flight", "os.close")]
+
+
+@aborts
+@pytest.mark.parametrize("when, how", WAYS)
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_number_used_again_under_a_call(loop, call, when, how):
+    make, start = CALLS[call]
+    for _ in repeats(2):
+        ours, peer, others = make()
+        number = ours.fileno()
+        task = loop.create_task(start(loop, ours, peer))
+        if when == "queued":
+            await asyncio.sleep(0)
+        else:
+            await ticks()
+        assert not task.done()
+        take_away(ours, how)
+        new, new_peer = reuse(number)
+        await assert_untouched(new, new_peer)
+        # The old peer goes on: what is its goes nowhere else.
+        if call.startswith("recv"):
+            peer.send(b"O")
+        elif call == "sendall":
+            await in_thread(peer.recv, 1 << 20)
+        elif call == "sendto":
+            peer.recv(100)
+        await assert_untouched(new, new_peer)
+        task.cancel()
+        await asyncio.wait([task])
+        await assert_untouched(new, new_peer)
+        if how == "os.close":
+            ours.detach()
+        for sock in (ours, peer, new, new_peer, *(others or ())):
+            sock.close()
+
+
+@pytest.mark.asyncio_differs("its map of descriptors is stale", STALE, run=False)
+@pytest.mark.uvloop_differs("its poll handle is stale", LIBUV_POLL, run=False)
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_call_on_the_new_owner_of_a_number(loop, call):
+    make, start = CALLS[call]
+    for _ in repeats(3):
+        ours, peer, others = make()
+        number = ours.fileno()
+        task = await waiting(loop, start(loop, ours, peer))
+        ours.close()
+        new, new_peer = reuse(number)
+        new.setblocking(False)
+        receiving = loop.create_task(loop.sock_recv(new, 100))
+        await ticks()
+        new_peer.sendall(b"new")
+        assert await asyncio.wait_for(receiving, LIMIT) == b"new"
+        await asyncio.wait_for(loop.sock_sendall(new, pattern(1 << 16)), LIMIT)
+        assert_same(read_exactly(new_peer, 1 << 16), pattern(1 << 16))
+        task.cancel()
+        await asyncio.wait([task])
+        for sock in (peer, new, new_peer, *(others or ())):
+            sock.close()
+
+
+async def test_bytes_that_came_before_a_detach_stay_with_the_connection(loop, loop_kind):
+    only_ours(loop_kind, "asyncio's call waits for ever")
+    with socket_pair() as (ours, peer):
+        task = await waiting(loop, loop.sock_recv(ours, 4))
+        with socket.socket(fileno=ours.detach()) as other:
+            other.setblocking(False)
+            peer.sendall(b"12345678")
+            await ticks()
+            with pytest.raises(OSError):
+                await task
+            got = b""
+            while len(got) < 8:
+                got += await asyncio.wait_for(loop.sock_recv(other, 100), LIMIT)
+            assert got == b"12345678"
+
+
+# add_reader and add_writer
+
+
+@pytest.mark.asyncio_differs("its map of descriptors is stale", STALE, run=False)
+@aborts
+@pytest.mark.parametrize("watching", ["sock_recv", "transport", "add_reader"])
+async def test_removing_a_closed_file_leaves_the_new_owner_of_its_number_alone(loop, watching):
+    left, right = socket.socketpair()
+    number = left.fileno()
+    loop.add_reader(left, print, "stale")
+    loop.add_writer(left, int)
+    await ticks()
+    left.close()
+    right.close()
+    new, new_peer = reuse(number)
+    new.setblocking(False)
+    seen = []
+    transport = None
+    if watching == "sock_recv":
+        task = await waiting(loop, loop.sock_recv(new, 10))
+        task.add_done_callback(lambda task: seen.append(task.result()))
+    elif watching == "transport":
+        transport, protocol = await loop.create_connection(Recorder, sock=new)
+        seen = protocol.chunks
+        await ticks()
+    else:
+        loop.add_reader(number, lambda: seen.append(new.recv(10)))
+    loop.remove_reader(left)
+    loop.remove_writer(left)
+    await ticks()
+    new_peer.send(b"new")
+    await until(lambda: seen, 5)
+    assert seen == [b"new"]
+    if transport is not None:
+        end(transport)
+        await protocol.lost()
+    elif watching == "add_reader":
+        loop.remove_reader(number)
+    new.close()
+    new_peer.close()
+
+
+@aborts
+@pytest.mark.parametrize("method", ["add_reader", "add_writer"])
+async def test_a_number_used_again_under_a_watcher(loop, method):
+    """The callback belongs to the file that is gone."""
+    for _ in repeats(5):
+        seen = []
+        left, right = make_pair(small=True)
+        if method == "add_writer":
+            with pytest.raises(BlockingIOError):
+                while True:
+                    left.send(b"-" * 1000)
+        number = left.fileno()
+        getattr(loop, method)(left, seen.append, "called")
+        await ticks()
+        left.close()
+        new, new_peer = reuse(number)
+        await assert_untouched(new, new_peer)
+        assert seen == []
+        getattr(loop, method.replace("add", "remove"))(left)
+        for sock in (right, new, new_peer):
+            sock.close()
+
+
+# Transports
+
+
+@aborts
+@pytest.mark.asyncio_differs("closes the new owner's descriptor", BY_OUR_HANDS, run=False)
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize("last", ["abort", "close"])
+async def test_a_descriptor_closed_behind_a_transport(loop, errors, kind, last):
+    """os.close() with a large write in flight: the rest goes to nobody, and nobody's file is
+    closed at the end."""
+    for _ in repeats(5):
+        ours, peer = make_pair(kind, small=True)
+        number = ours.fileno()
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        transport.write(pattern(1 << 20))
+        await ticks()
+        os.close(number)
+        new, new_peer = reuse(number)
+        await assert_untouched(new, new_peer)
+        received = len(await in_thread(peer.recv, 1 << 16))
+        while received < 1 << 20:
+            # Bytes that the kernel has taken still come; the rest does not.
+            peer.settimeout(0.2)
+            try:
+                data = await in_thread(peer.recv, 1 << 20)
+            except TimeoutError:
+                break
+            if not data:
+                break
+            received += len(data)
+        await assert_untouched(new, new_peer)
+        getattr(transport, last)()
+        await protocol.lost()
+        await ticks()
+        await assert_untouched(new, new_peer)
+        for sock in (peer, new, new_peer):
+            sock.close()
+
+
+@aborts
+@pytest.mark.asyncio_differs("closes the new owner's descriptor", BY_OUR_HANDS, run=False)
+@pytest.mark.parametrize("act", ["write_eof", "pause and resume", "large message", "nothing"])
+async def test_an_idle_transports_descriptor_is_closed_behind_it(loop, errors, act):
+    for _ in repeats(3):
+        ours, peer = make_pair()
+        number = ours.fileno()
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        await ticks()
+        if act == "pause and resume":
+            transport.pause_reading()
+            await ticks()
+        os.close(number)
+        new, new_peer = reuse(number, "tcp")
+        if act == "write_eof":
+            transport.write_eof()
+        elif act == "pause and resume":
+            transport.resume_reading()
+        elif act == "large message":
+            peer.sendall(pattern(1 << 16))
+        await ticks()
+        await assert_untouched(new, new_peer)
+        transport.abort()
+        await protocol.lost()
+        await ticks()
+        await assert_untouched(new, new_peer)
+        for sock in (peer, new, new_peer):
+            sock.close()
+
+
+@pytest.mark.uvloop_differs("raises EBADF", UVLOOP_POLL, run=False)
+async def test_a_socket_detached_under_a_transport(loop, loop_kind):
+    """The transport ends as soon as it finds out; every byte goes to the socket's new owner."""
+    for before in (b"", b"before"):
+        ours, peer = make_pair()
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        peer.sendall(before)
+        await protocol.received(len(before))
+        with socket.socket(fileno=ours.detach()) as other:
+            other.setblocking(False)
+            for number in range(5):
+                peer.sendall(b"%d" % number)
+                await ticks()
+            assert (await protocol.lost()).errno == 9
+            assert protocol.data == before
+            peer.sendall(b"5")
+            got = b""
+            while len(got) < 6:
+                got += await loop.sock_recv(other, 100)
+            assert got == b"012345"
+            await loop.sock_sendall(other, b"open")
+            assert await in_thread(peer.recv, 10) == b"open"
+        assert await in_thread(peer.recv, 10) == b""
+        peer.close()
+
+
+@pytest.mark.uvloop_differs("raises EBADF", UVLOOP_POLL, run=False)
+@pytest.mark.parametrize("size", [10, 1 << 20])
+async def test_writing_to_a_transport_whose_socket_was_detached(loop, size):
+    ours, peer = make_pair()
+    transport, protocol = await loop.create_connection(Recorder, sock=ours)
+    await ticks()
+    with socket.socket(fileno=ours.detach()) as other:
+        transport.write(pattern(size))
+        assert (await protocol.lost()).errno == 9
+        other.sendall(b"only this")
+    assert await in_thread(read_to_end, peer) == b"only this"
+    peer.close()
+
+
+@pytest.mark.uvloop_differs("raises EBADF", UVLOOP_POLL, run=False)
+async def test_a_socket_detached_under_a_paused_transport(loop):
+    with socket_pair() as (ours, peer):
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        await ticks()
+        transport.pause_reading()
+        peer.sendall(b"for the new owner")
+        await ticks()
+        with socket.socket(fileno=ours.detach()) as other:
+            other.setblocking(False)
+            transport.abort()
+            await protocol.lost()
+            await ticks()
+            peer.sendall(b"!")
+            got = b""
+            while len(got) < 18:
+                got += await loop.sock_recv(other, 100)
+            assert got == b"for the new owner!"
+            assert protocol.data == b""
+
+
+@pytest.mark.asyncio_differs("sends and receives as the descriptor says: blocking", SOCK_DOC,
+                             run=False)
+@pytest.mark.uvloop_differs("sends and receives as the descriptor says: blocking", LIBUV_POLL,
+                            run=False)
+@pytest.mark.parametrize("size", [100, 1 << 20])
+async def test_a_dup_that_is_made_blocking_does_not_block_the_loop(loop, size):
+    """The flag is one of the open file: another process that has it may change it."""
+    async with connected(small=True) as (transport, protocol, peer):
+        os.set_blocking(transport.get_extra_info("socket").fileno(), True)
+        total = 0
+        while total < 1 << 20:
+            transport.write(pattern(size))
+            transport.write(bytearray(size))
+            total += 2 * size
+            if total % 10_000 == 0:
+                await asyncio.sleep(0)
+        await in_thread(peer.sendall, b"x" * 100_000)
+        await protocol.received(100_000)
+        assert len(await in_thread(read_exactly, peer, total)) == total
+
+
+async def test_a_dup_keeps_the_connection_when_its_transport_closes(loop):
+    with socket_pair() as (ours, peer):
+        with ours.dup() as copy:
+            copy.setblocking(False)
+            transport, protocol = await loop.create_connection(Recorder, sock=ours)
+            peer.sendall(b"first")
+            await protocol.received(5)
+            transport.close()
+            await protocol.lost()
+            await ticks()
+            peer.sendall(b"second")
+            assert await loop.sock_recv(copy, 100) == b"second"
+            await loop.sock_sendall(copy, b"third")
+            assert await in_thread(peer.recv, 100) == b"third"
+        assert await in_thread(has_ended, peer)
+
+
+@pytest.mark.asyncio_differs("breaks (EBADF), and the number is another's",
+                             BY_OUR_HANDS, run=False)
+async def test_a_socket_closed_under_a_transport_keeps_its_number(loop):
+    ours, peer = make_pair()
+    number = ours.fileno()
+    transport, protocol = await loop.create_connection(Recorder, sock=ours)
+    ours.close()
+    others = [make_pair("unix") for _ in range(5)]
+    assert number not in {sock.fileno() for pair in others for sock in pair}
+    peer.sendall(b"still")
+    await protocol.received(5)
+    transport.write(b"here")
+    assert await in_thread(peer.recv, 10) == b"here"
+    transport.close()
+    await protocol.lost()
+    assert await in_thread(peer.recv, 10) == b""
+    for sock in (peer, *(sock for pair in others for sock in pair)):
+        sock.close()
+
+
+class Resuming(Recorder):
+    """Does something when told that its output was sent."""
+
+    def __init__(self, action):
+        super().__init__()
+        self.action = action
+
+    def resume_writing(self):
+        super().resume_writing()
+        self.action()
+
+
+@pytest.mark.asyncio_differs("its server cannot close a socket that is closed", STALE, run=False)
+@pytest.mark.uvloop_differs("its listeners are duplicates", UVLOOP_POLL, run=False)
+async def test_a_listener_replaced_while_its_server_starts(loop):
+    """In a callback that runs when the loop is about to submit: the accept is for the old one."""
+    old = socket.create_server(("127.0.0.1", 0))
+    new = []
+
+    def replace():
+        number = old.fileno()
+        old.close()
+        new.append(socket.create_server(("127.0.0.1", 0)))
+        assert new[0].fileno() == number
+        new.append(socket.create_connection(new[0].getsockname()))
+
+    async with connected(lambda: Resuming(replace), small=True) as (transport, protocol, peer):
+        peer.setblocking(False)
+        server = await loop.create_server(Recorder, sock=old, start_serving=False)
+        starting = server.start_serving()
+        starting.send(None)
+        transport.write(bytes(100_000))
+        assert protocol.calls[-1] == "pause_writing"
+        while transport.get_write_buffer_size():
+            peer.recv(1 << 20)
+        await until(lambda: new)
+        starting.close()
+        listener, client = new
+        with listener, client:
+            await ticks()
+            listener.settimeout(5)
+            connection, _ = await in_thread(listener.accept)
+            with connection:
+                connection.sendall(b"hello")
+                assert client.recv(10) == b"hello"
+        server.close()
+
+
+# Dropped, not closed
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.uvloop_differs("keeps its handles", UVLOOP_POLL, run=False)
+async def test_a_paused_transport_that_nobody_holds(loop):
+    for _ in repeats(3):
+        ours, peer = make_pair()
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        del ours
+        transport.pause_reading()
+        await ticks()
+        gone = weakref.ref(protocol)
+        with pytest.warns(ResourceWarning, match="unclosed transport"):
+            del transport, protocol
+            for _ in range(3):
+                gc.collect()
+                await ticks()
+        assert gone() is None
+        assert await in_thread(has_ended, peer)
+        peer.close()
+
+
+async def test_a_reading_transport_that_nobody_holds_goes_on(loop):
+    received = []
+
+    class Keeping(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            received.append(data)
+            self.transport.close()
+
+    ours, peer = make_pair()
+    await loop.create_connection(Keeping, sock=ours)
+    del ours
+    for _ in range(3):
+        gc.collect()
+        await ticks()
+    peer.sendall(b"x")
+    assert await in_thread(peer.recv, 1) == b""
+    assert received == [b"x"]
+    peer.close()
+
+
+async def test_a_server_that_nobody_holds_goes_on(loop):
+    protocols = []
+
+    def factory():
+        protocols.append(Recorder())
+        return protocols[-1]
+
+    server = await loop.create_server(factory, "127.0.0.1", 0)
+    sock = socket.socket(fileno=os.dup(server.sockets[0].fileno()))
+    gone = weakref.ref(server)
+    del server
+    for _ in range(3):
+        gc.collect()
+        await ticks()
+    with socket.create_connection(sock.getsockname()) as client, sock:
+        client.sendall(b"x")
+        await until(lambda: protocols and protocols[0].data == b"x")
+        protocols[0].transport.abort()
+        await protocols[0].lost()
+    server = gone()
+    if server is not None:      # else what serves holds none
+        server.close()
+
+
+def drop_half_way(loop, sock, other, kind):
+    """A call in a reference cycle, started or not; returns nothing that holds it."""
+    calls = {"recv": lambda: loop.sock_recv(sock, 10),
+             "recv_into": lambda: loop.sock_recv_into(sock, bytearray(10)),
+             "sendall": lambda: loop.sock_sendall(other, b"O" * (8 << 20)),
+             "recvfrom": lambda: loop.sock_recvfrom(sock, 10)}
+
+    async def awaiting():
+        await calls[kind]()
+
+    holder = []
+    coroutine = awaiting()
+    holder.append((coroutine, holder))
+    coroutine.send(None)
+
+
+@pytest.mark.parametrize("kind", ["recv", "recv_into", "recvfrom", "sendall"])
+@pytest.mark.uvloop_differs("keeps what it waits for", UVLOOP_POLL, run=False)
+@pytest.mark.asyncio_differs("its reader keeps the future that nobody awaits", STALE, run=False)
+async def test_a_call_dropped_half_way_in_a_cycle(loop, kind):
+    """Its waiting ends, so that the next call gets the bytes."""
+    with socket_pair() as (ours, peer), socket_pair(small=True) as (other, other_peer):
+        for number in repeats(20):
+            drop_half_way(loop, ours, other, kind)
+            if number % 2:
+                await ticks(2)
+            if number % 3 == 0:
+                peer.sendall(b"%03d" % (number % 1000))
+            if number % 4:
+                await ticks(1)
+            for _ in range(3):
+                gc.collect()
+            if number % 3 == 0:
+                got = b""
+                while len(got) < 3:
+                    got += await asyncio.wait_for(loop.sock_recv(ours, 10), LIMIT)
+                assert got == b"%03d" % (number % 1000)
+        await ticks()
+        if kind == "sendall":
+            with pytest.raises(TimeoutError):
+                other_peer.settimeout(0.2)
+                while True:
+                    assert set(await in_thread(other_peer.recv, 1 << 20)) == {ord("O")}
+
+
+async def test_a_call_never_awaited_in_a_cycle(loop, loop_kind):
+    with socket_pair() as (ours, peer):
+        holder = []
+        holder.append((loop.sock_recv(ours, 10), holder))
+        with pytest.warns(RuntimeWarning, match="sock_recv' was never awaited"):
+            del holder
+            gc.collect()
+        peer.sendall(b"x")
+        assert await loop.sock_recv(ours, 10) == b"x"
+
+
+# Everything at random
+
+
+class Conversation:
+    """One connection: all words that go either way carry its number and count."""
+
+    WORD = struct.Struct(">II")
+
+    def __init__(self, number, family):
+        self.number = number
+        self.ours, self.peer = make_pair(family)
+        self.peer.setblocking(False)
+        self.sent = {"ours": 0, "peer": 0}
+        self.got = {"ours": bytearray(), "peer": bytearray()}
+
+    def words(self, side, count):
+        first = self.sent[side]
+        self.sent[side] += count
+        return b"".join(self.WORD.pack(self.number, index) for index in range(first, first + count))
+
+    def take(self, side, data):
+        """Check what one side received: nothing but the next words of this connection."""
+        self.got[side] += data
+        size = self.WORD.size
+        assert len(self.got[side]) <= size * self.sent["peer" if side == "ours" else "ours"]
+        start = (len(self.got[side]) - len(data)) // size * size
+        for offset in range(start, len(self.got[side]) - size + 1, size):
+            expected = (self.number, offset // size)
+            assert self.WORD.unpack_from(self.got[side], offset) == expected
+
+    def peer_reads(self):
+        try:
+            while data := self.peer.recv(1 << 16):
+                self.take("peer", data)
+        except (BlockingIOError, ConnectionResetError):
+            pass
+
+    def all_arrived(self, side):
+        other = "peer" if side == "ours" else "ours"
+        return len(self.got[side]) == self.WORD.size * self.sent[other]
+
+
+class TransportConversation(Conversation, asyncio.Protocol):
+    rude = False
+
+    async def open(self, loop):
+        self.is_lost = False
+        self.transport, _ = await loop.create_connection(lambda: self, sock=self.ours)
+
+    def data_received(self, data):
+        self.take("ours", data)
+
+    def connection_lost(self, exc):
+        self.is_lost = True
+
+    def send(self, count):
+        if not self.is_lost and not self.transport.is_closing():
+            self.transport.write(self.words("ours", count))
+
+    async def close(self, chance):
+        how = chance.choice(["close", "abort", "peer", "dup", "under" if self.rude else "close"])
+        if how == "peer":
+            self.peer_reads()
+            self.peer.close()
+        elif how == "under":
+            self.ours.close()       # the transport goes on
+            self.send(3)
+        elif how == "dup":
+            with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())):
+                self.transport.abort()
+                await ticks(2)
+        self.transport.abort() if how in ("abort", "peer", "dup") else self.transport.close()
+        await until(lambda: self.is_lost)
+        self.ours.close()
+        if how in ("close", "under"):
+            await until(lambda: self.peer_reads() or self.all_arrived("peer"))
+        self.peer.close()
+
+
+class CallConversation(Conversation):
+    rude = False
+
+    async def open(self, loop):
+        self.loop = loop
+        self.task = loop.create_task(self.receive())
+        self.sending = []
+
+    async def receive(self):
+        while data := await self.loop.sock_recv(self.ours, 1000):
+            self.take("ours", data)
+
+    def send(self, count):
+        if self.ours.fileno() >= 0 and not self.task.done():
+            self.sending.append(self.loop.create_task(
+                self.loop.sock_sendall(self.ours, self.words("ours", count))))
+
+    async def close(self, chance):
+        how = chance.choice(["close", "detach", "peer", "cancel"] if self.rude else ["cancel"])
+        if self.sending:
+            await asyncio.wait(self.sending)    # with calls displaced nothing would be whole
+        if how == "close":
+            self.ours.close()
+        elif how == "detach":
+            os.close(self.ours.detach())
+        elif how == "peer":
+            self.peer_reads()
+            self.peer.close()
+        if how == "cancel":
+            self.task.cancel()
+            await asyncio.wait([self.task])
+            await until(lambda: self.peer_reads() or self.all_arrived("peer"))
+        self.ours.close()
+        self.peer.close()
+
+    async def finish(self):
+        """The task ends, and not because the wrong words came."""
+        self.task.cancel()
+        await asyncio.wait([self.task, *self.sending])
+        if not self.task.cancelled():
+            assert not isinstance(self.task.exception(), AssertionError), self.task.exception()
+
+
+class RudeTransportConversation(TransportConversation):
+    rude = True
+
+
+class RudeCallConversation(CallConversation):
+    rude = True
+
+
+class ReaderConversation(Conversation):
+    async def open(self, loop):
+        self.loop = loop
+        loop.add_reader(self.ours, self.read)
+
+    def read(self):
+        try:
+            data = self.ours.recv(1 << 16)
+        except (BlockingIOError, ConnectionResetError):
+            return
+        self.take("ours", data)
+        if not data:
+            self.loop.remove_reader(self.ours)
+
+    def send(self, count):
+        try:
+            self.ours.send(self.words("ours", count))
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            self.sent["ours"] -= count
+
+    async def close(self, chance):
+        self.loop.remove_reader(self.ours)
+        self.ours.close()
+        self.peer_reads()
+        self.peer.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("manners", ["polite", "rude"])
+@pytest.mark.uvloop_differs("displaced calls wait for ever", UVLOOP_POLL, run=False)
+async def test_numbers_change_hands_at_random(loop, loop_kind, manners, seed):
+    """2000 steps; every word that is received says whose it is."""
+    if manners == "rude":
+        only_ours(loop_kind, "asyncio's map of descriptors is stale")
+    chance = random.Random(seed)
+    kinds = [ReaderConversation, TransportConversation, CallConversation]
+    if manners == "rude":
+        kinds[1:] = [RudeTransportConversation, RudeCallConversation]
+    alive, calls = [], []
+    for number in repeats(2000):
+        step = chance.random()
+        if step < 0.15 and len(alive) < 12 or not alive:
+            made = chance.choice(kinds)(number, chance.choice(["tcp", "unix"]))
+            await made.open(loop)
+            alive.append(made)
+            if isinstance(made, CallConversation):
+                calls.append(made)
+        elif step < 0.30:
+            await alive.pop(chance.randrange(len(alive))).close(chance)
+        elif step < 0.55:
+            chance.choice(alive).send(chance.choice([1, 2, 100]))
+        elif step < 0.80:
+            one = chance.choice(alive)
+            one.peer.send(one.words("peer", chance.choice([1, 2, 100])))
+        else:
+            await ticks(chance.randrange(3))
+        for one in alive:
+            one.peer_reads()
+    for one in alive:
+        await one.close(chance)
+    for one in calls:
+        await one.finish()
