@@ -351,7 +351,7 @@ cdef class LoopCore:
             if not self.must_poll(now):
                 return 0
         else:
-            PyErr_CheckSignals()    # one that came during C code would wait for the next event
+            self.handle_signals()   # one that came during C code would wait for the next event
             if self.before_wait() and not 0 <= timeout_ns < LOOK_AGAIN_NS:
                 timeout_ns = LOOK_AGAIN_NS
             if self.ready.count:    # one of the two asked for a callback
@@ -362,7 +362,13 @@ cdef class LoopCore:
         if self.ring is not None:
             self.ring.drain()
         if interrupted:
-            PyErr_CheckSignals()
+            self.handle_signals()
+        return 0
+
+    cdef int handle_signals(self) except -1:
+        PyErr_CheckSignals()
+        if self.dead:
+            self.refuse_dead()      # a handler forked, and this is the child
         return 0
 
     cdef int stamp_touched(self, int64_t now) except -1:
@@ -394,7 +400,7 @@ cdef class LoopCore:
     cdef int run_ready(self, Py_ssize_t count) except -1:
         """Run that many handles; fewer when a nested iteration took some."""
         cdef Handle handle
-        while count > 0 and self.ready.count > 0:
+        while count > 0 and self.ready.count > 0 and not self.dead:
             count -= 1
             handle = self.ready.pop()
             if handle.is_cancelled:

@@ -337,7 +337,7 @@ cdef class StreamTransport(FlowControlTransport):
 
     cdef int shut_down(self) except -1:
         # SHUT_WR does not end a receive in flight (docs/kernel.md).
-        if self.output_shut:
+        if self.output_shut or self.loop.dead:
             return 0
         self.output_shut = True
         if not self.owns_descriptor():
