@@ -17,6 +17,9 @@ KINDS ?= io_uring,epoll
 REPEAT ?= 20
 FAST_SUITES := stdlib,uvloop,janus,asgiref,httpcore,aioquic
 CONFORM_ARGS ?=
+MINUTES ?= 2
+SEED ?=
+SOAK_ARGS ?=
 
 version := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 ifeq ($(version),)
@@ -30,7 +33,7 @@ conform_pythons := $(if $(filter command environment,$(firstword $(origin PYTHON
 endif
 sources := setup.py pyproject.toml $(shell find uringloop -name '*.py' -o -name '*.p[yx][xdi]' -o -name '*.h')
 
-.PHONY: help run test test-epoll test-refused test-pythons conform conform-fast faults asan bench build lint dist clean liburing redis
+.PHONY: help run test test-epoll test-refused test-pythons conform conform-fast faults asan soak bench build lint dist clean liburing redis
 
 help:
 	@echo 'make run            HTTP under load on four event loops (about two minutes)'
@@ -42,6 +45,7 @@ help:
 	@echo 'make conform-fast   some of them on one Python (five minutes)'
 	@echo 'make faults         faults and models on both backends, at length; KINDS=, REPEAT='
 	@echo 'make asan           the test suite on a build with ASAN and UBSAN'
+	@echo 'make soak           load and chaos for MINUTES=2: nothing lost, nothing leaked; KINDS=, SEED='
 	@echo 'make bench          echo benchmarks (two minutes); MODE=, SIZE= as in benchmarks/README.md'
 	@echo 'make lint           ruff, mypy, stubtest'
 	@echo 'make dist           sdist and wheel, each installed and imported once'
@@ -97,6 +101,12 @@ asan: build
 	ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan-$(version) \
 	    $(venv)/bin/pytest tests --kinds io_uring,epoll --timeout 300 $(PYTEST_ARGS)
+
+# SOAK_ARGS='--scenarios churn --churn 1000000' and the like: tests/soak/__main__.py.
+soak: build
+	@mkdir -p build/soak
+	PYTHONPATH=tests $(python) -m soak --minutes $(MINUTES) --kinds $(KINDS) \
+	    $(if $(SEED),--seed $(SEED)) --json build/soak/soak.json $(SOAK_ARGS)
 
 bench: build
 	@mkdir -p build/benchmarks

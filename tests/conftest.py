@@ -8,15 +8,20 @@ import asyncio
 import functools
 import gc
 import inspect
-import os
 import signal
-import ssl
-import subprocess
 import time
 
 import figures
 import pytest
-from helpers import FIGURES, LOOP_KINDS, make_loop, open_fds, why_not
+from helpers import (
+    FIGURES,
+    LOOP_KINDS,
+    make_certificate,
+    make_contexts,
+    make_loop,
+    open_fds,
+    why_not,
+)
 from leaks import Watch, left_by_loop
 
 TEST_LIMIT = 40.0  # seconds; a guard against hangs, below pytest's own time-out
@@ -245,21 +250,13 @@ def loop(new_loop):
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory):
     """(certificate file, key file) of 'localhost', made once by the openssl command."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    command += ["-keyout", os.fspath(key), "-out", os.fspath(certificate)]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        return make_certificate(tmp_path_factory.mktemp("tls"))
     except FileNotFoundError:
         pytest.skip("the openssl command is not installed")
-    return os.fspath(certificate), os.fspath(key)
 
 
 @pytest.fixture
 def contexts(certificate):
     """(server's, client's) SSL contexts."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(*certificate)
-    return server, ssl.create_default_context(cafile=certificate[0])
+    return make_contexts(certificate)

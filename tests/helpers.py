@@ -8,6 +8,7 @@ import functools
 import os
 import pathlib
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -199,6 +200,26 @@ def has_ended(sock):
         return sock.recv(1) == b""
     except (ConnectionResetError, BrokenPipeError):
         return True
+
+
+# TLS
+
+
+def make_certificate(folder):
+    """(certificate file, key file) of 'localhost', made by the openssl command."""
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command += ["-keyout", os.fspath(key), "-out", os.fspath(certificate)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return os.fspath(certificate), os.fspath(key)
+
+
+def make_contexts(certificate):
+    """(server's, client's) SSL contexts."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*certificate)
+    return server, ssl.create_default_context(cafile=certificate[0])
 
 
 # Waiting
