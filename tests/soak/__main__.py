@@ -94,7 +94,7 @@ def main():
     print(machine.headline(host))
     print(f"seed {options.seed}, Python {sys.version.split()[0]}, about {options.minutes:g} "
           f"minutes; memory may grow by {leaks.RSS_TOLERANCE >> 20} MiB between the ends of a "
-          f"scenario's two parts", flush=True)
+          f"scenario's two parts (crowd: and by 1 KiB for each connection)", flush=True)
     refused = {kind: why_not(kind) for kind in options.kinds}
     results = []
     for scenario, seconds in seconds_of(options).items():

@@ -21,6 +21,7 @@ class Run:
 
     def __init__(self, kind, seconds, seed, options=(), share=1.0):
         self.kind, self.seconds, self.seed, self.share = kind, seconds, seed, share
+        self.unrest = 0                 # bytes that the allocator may keep, beyond the tolerance
         self.is_first = True            # nothing ran before: free memory is not ours
         self.options = dict(options)
         self.rng = random.Random(seed)

@@ -62,10 +62,10 @@ async def _parts(scenario, config, tolerance):
     growth = memory - last[0] - pool
     total.count("rss_growth", growth)
     total.count("pool_growth", pool)
-    if tolerance is not None and growth > tolerance:
+    if tolerance is not None and growth > tolerance + run.unrest:
         total.fault(f"leaked: memory grew by {growth / 2**20:.1f} MiB between the ends of the "
-                    f"parts, over {tolerance / 2**20:.0f} MiB (the pool's {pool / 2**20:.1f} MiB "
-                    "apart)")
+                    f"parts, over {(tolerance + run.unrest) / 2**20:.0f} MiB (the pool's "
+                    f"{pool / 2**20:.1f} MiB apart)")
     return total
 
 

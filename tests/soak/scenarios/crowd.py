@@ -18,6 +18,7 @@ SPARE = 200             # descriptors for everything else
 LONGEST = 1 << 18
 TALKING = 200           # connections with a message on its way
 CONNECTING = 100
+UNREST = 1024           # bytes for each connection that fragments of the heap may keep
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
@@ -37,6 +38,7 @@ def as_many_as_possible(run):
 
 async def run(run):
     number = as_many_as_possible(run)
+    run.unrest = number * UNREST
     loop = asyncio.get_running_loop()
     ends = set()
     server = await loop.create_server(lambda: EchoServer(run, ends), HOSTS, 0, backlog=4096)

@@ -164,18 +164,20 @@ def evenness(sizes):
 
 
 async def run(run):
-    window = max(run.seconds / (3 * ROUNDS) - RAMP, 0.05)
+    rounds = run.options.get("rounds", ROUNDS)
+    ramp = min(RAMP, run.seconds / 10)
+    window = max(run.seconds / (3 * rounds) - ramp, 0.05)
     worst, shares = {"quiet": [], "decoy": [], "loaded": []}, []
     async with peer(run, "scenarios.fairness:server") as first, \
             peer(run, "scenarios.fairness:server") as second, \
             peer(run, "scenarios.fairness:load") as third:
         addresses = (await first.hear())["addresses"]
         decoy = (await second.hear())["addresses"]
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for name, target in ("quiet", None), ("decoy", decoy), ("loaded", addresses):
                 if target is not None:
-                    third.tell(addresses=target, seconds=window + 2 * RAMP)
-                    await asyncio.sleep(RAMP)
+                    third.tell(addresses=target, seconds=window + 2 * ramp)
+                    await asyncio.sleep(ramp)
                 worst[name].append(p99(await asyncio.to_thread(
                     trickle, run, tuple(addresses[0]), window)))
                 if target is not None:
