@@ -12,10 +12,11 @@ import signal
 import sys
 import time
 
+from helpers import LOOP_KINDS, why_not
+
 from benchmarks import machine
 from benchmarks.processes import ManagedProcess, ProcessFailed
 from benchmarks.progress import progress
-from helpers import LOOP_KINDS, why_not
 
 from . import ROOT, TESTS, leaks, report, worker
 from .scenarios import SCENARIOS

@@ -8,8 +8,9 @@ import json
 import os
 import sys
 
-from benchmarks.processes import ManagedProcess
 from helpers import make_loop
+
+from benchmarks.processes import ManagedProcess
 
 from . import TESTS, leaks
 from .run import Run

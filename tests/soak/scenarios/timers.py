@@ -1,4 +1,4 @@
-"""Timers, cancelled and not, and callbacks from other threads: none early, none lost, none twice."""
+"""Timers and callbacks from other threads: none early, none lost, none twice."""
 
 import asyncio
 import threading

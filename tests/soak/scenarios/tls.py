@@ -6,6 +6,7 @@ import pathlib
 import tempfile
 
 from helpers import make_certificate, make_contexts
+
 from soak import exchange
 from soak.echo import EchoServer, Flood
 from soak.run import NotRun, side_by_side
@@ -51,8 +52,8 @@ async def run(run):
     volume = long.incoming.position
     if volume < DEPTH:
         run.lost(DEPTH - volume, f"the long connection carried {volume} bytes only")
-    run.figures["tls"] = (f"{run.counts['connections'] - 1:,} handshakes; {volume / 2**20:,.0f} MiB "
-                          "there and back on one connection beside them")
+    run.figures["tls"] = (f"{run.counts['connections'] - 1:,} handshakes; {volume / 2**20:,.0f} "
+                          "MiB there and back on one connection beside them")
     for each in (server, echo):
         each.close()
         await each.wait_closed()
