@@ -281,6 +281,8 @@ cdef class LoopCore:
             return 0
         item.is_dirty = True
         self.dirty.append(item)
+        if self.poller.waiting:
+            self.poller.wake()      # another thread wrote, which asyncio sends at once
         return 0
 
     cdef int before_submit(self) except -1:
@@ -398,7 +400,7 @@ cdef class LoopCore:
         return 0
 
     cdef int run_ready(self, Py_ssize_t count) except -1:
-        """Run that many handles; fewer when a nested iteration took some."""
+        """Run that many handles; fewer when a nested iteration took some, or one forked."""
         cdef Handle handle
         while count > 0 and self.ready.count > 0 and not self.dead:
             count -= 1
@@ -509,6 +511,8 @@ cdef class LoopCore:
         cdef uint64_t thread = PyThread_get_thread_ident()
         if self.dead:
             self.refuse_dead()
+        if self.ticking and self.thread != thread:
+            raise RuntimeError("This event loop is already running")
         self.poller.open()
         if self.wants_ring and self.ring is None:
             self.open_ring()
