@@ -71,6 +71,19 @@ def run_child(kind, source, *, limit=LIMIT, flags=(), environment=(), **options)
     )
 
 
+def in_child(function):
+    """Fork, run the function in the child, return its exit status; exceptions give status 1."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 # Descriptors
 
 

@@ -9,7 +9,7 @@ import threading
 import weakref
 
 import pytest
-from helpers import Recorder, make_loop, make_pair, open_fds, run_child, until
+from helpers import Recorder, in_child, make_loop, make_pair, open_fds, run_child, until
 
 KINDS = ("io_uring", "epoll")
 
@@ -17,19 +17,6 @@ KINDS = ("io_uring", "epoll")
 def resident_kib():
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
-
-
-def in_child(function):
-    """Fork, run the function in the child, return its exit status; exceptions give status 1."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            function()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 async def connect(loop, factory=Recorder):
