@@ -294,21 +294,29 @@ def test_forks_of_another_thread_while_loops_are_closed(loop_kind, ledger):
 
 
 SIGNALLED = """
-import os, signal, time
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
 ours, peer = helpers.make_pair()
 forks, parent = [], os.getpid()
 
 def handler(number, frame):
     forks.append(os.fork())
+    if forks[-1]:           # else the child is left in the wait of its parent's loop
+        loop.call_soon_threadsafe(done.set_result, None)
 
 signal.signal(signal.SIGALRM, handler)
 
 async def main():
     transport, protocol = await loop.create_connection(helpers.Echo, sock=ours)
     loop.call_soon(print, "in the parent" if os.getpid() == parent else "in the child")
+    global done
     for number in range(5):
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
-        await helpers.until(lambda: len(forks) == number + 1)
+        done = loop.create_future()
+        if number % 2:
+            signal.setitimer(signal.ITIMER_REAL, 0.02)      # while the loop waits
+        else:
+            loop.call_soon(getattr(libc, "raise"), signal.SIGALRM)      # before it waits
+        await done
         peer.sendall(b"%d" % number)
         assert await helpers.in_thread(peer.recv, 10) == b"%d" % number
         print(os.waitstatus_to_exitcode(os.waitpid(forks[-1], 0)[1]), flush=True)
