@@ -154,7 +154,7 @@ def settled(before):
 
 @pytest.fixture
 def unheard(monkeypatch):
-    """What coroutines say when their loop is gone is not kept: pytest keeps their frames with it."""
+    """What coroutines say when their loop is gone: pytest would keep their frames with it."""
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
 
 

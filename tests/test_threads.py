@@ -261,8 +261,10 @@ def disturb(transports, seed, stop):
     chance = random.Random(seed)
     while not stop.is_set():
         name = chance.choice(METHODS[:-4] if chance.random() < 0.98 else METHODS)
+        method = getattr(chance.choice(transports), name)
+        arguments = ARGUMENTS[name](chance) if name in ARGUMENTS else []
         with contextlib.suppress(Exception):
-            getattr(chance.choice(transports), name)(*ARGUMENTS.get(name, lambda chance: [])(chance))
+            method(*arguments)
 
 async def main(seed):
     pairs = [helpers.make_pair("unix") for _ in range(8)]

@@ -121,16 +121,19 @@ def take_away(sock, how):
 
 async def assert_untouched(new, new_peer, count=3):
     """Bytes go both ways, all of them, and nothing else comes."""
+    new.setblocking(False)
+    new_peer.setblocking(False)
     for number in range(count):
         token = b"%d" % number
         new_peer.sendall(token)
         await ticks()
-        assert new.recv(100, socket.MSG_DONTWAIT) == token
+        assert new.recv(100) == token
         new.sendall(token)
-        assert new_peer.recv(100, socket.MSG_DONTWAIT) == token
+        assert new_peer.recv(100) == token
     for sock in (new, new_peer):
         with pytest.raises(BlockingIOError):
-            sock.recv(100, socket.MSG_DONTWAIT)
+            sock.recv(100)
+        sock.settimeout(LIMIT)
 
 
 # Not: os.close() of what is queued. A socket object does not know of it (docs/compatibility.md).
@@ -465,6 +468,44 @@ async def test_a_socket_closed_under_a_transport_keeps_its_number(loop):
         sock.close()
 
 
+class DatagramRecorder(asyncio.DatagramProtocol):
+    def __init__(self):
+        self.datagrams = []
+        self.errors = []
+        self.is_lost = False
+
+    def datagram_received(self, data, addr):
+        self.datagrams.append(data)
+
+    def error_received(self, exc):
+        self.errors.append(exc)
+
+    def connection_lost(self, exc):
+        self.is_lost = True
+
+
+@aborts
+@pytest.mark.parametrize("last", ["abort", "close"])
+async def test_a_datagram_socket_closed_under_its_transport(loop, last):
+    for _ in repeats(3):
+        ours, peer, _ = datagram()
+        number = ours.fileno()
+        transport, protocol = await loop.create_datagram_endpoint(DatagramRecorder, sock=ours)
+        peer.send(b"before")
+        await until(lambda protocol=protocol: protocol.datagrams == [b"before"])
+        ours.close()
+        new, new_peer = reuse(number)
+        transport.sendto(b"O", peer.getsockname())
+        await assert_untouched(new, new_peer)
+        assert [error.errno for error in protocol.errors] == [9]
+        getattr(transport, last)()
+        await until(lambda protocol=protocol: protocol.is_lost)
+        await assert_untouched(new, new_peer)
+        assert protocol.datagrams == [b"before"]
+        for sock in (peer, new, new_peer):
+            sock.close()
+
+
 class Resuming(Recorder):
     """Does something when told that its output was sent."""
 
@@ -581,6 +622,47 @@ async def test_a_server_that_nobody_holds_goes_on(loop):
     server = gone()
     if server is not None:      # else what serves holds none
         server.close()
+
+
+async def test_a_datagram_transport_that_nobody_holds_goes_on(loop):
+    received = []
+
+    class Keeping(asyncio.DatagramProtocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def datagram_received(self, data, addr):
+            received.append(data)
+            self.transport.close()
+
+    transport, _ = await loop.create_datagram_endpoint(Keeping, ("127.0.0.1", 0))
+    address = transport.get_extra_info("sockname")
+    del transport, _
+    for _ in range(3):
+        gc.collect()
+        await ticks()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.sendto(b"x", address)
+        await until(lambda: received)
+    await ticks()
+    assert received == [b"x"]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.uvloop_differs("keeps its handles", UVLOOP_POLL, run=False)
+async def test_a_paused_pipe_that_nobody_holds(loop):
+    reading, writing = os.pipe()
+    transport, protocol = await loop.connect_read_pipe(Recorder, os.fdopen(reading, "rb", 0))
+    transport.pause_reading()
+    await ticks()
+    with pytest.warns(ResourceWarning, match="unclosed transport"):
+        del transport, protocol
+        for _ in range(3):
+            gc.collect()
+            await ticks()
+    with pytest.raises(BrokenPipeError):
+        os.write(writing, b"x")
+    os.close(writing)
 
 
 def drop_half_way(loop, sock, other, kind):
