@@ -12,6 +12,7 @@ import struct
 from .content import LONGEST, ContentFault, Stream
 
 HEAD = struct.Struct("!QBII")       # key, manner, bytes to the server, bytes to the client
+PAUSES, LONGEST_PAUSE = 0.05, 0.003 # the share of messages after which an end reads no more, s
 LIMIT = 60.0                        # seconds until an exchange counts as hung
 
 # Whole: all bytes of both directions arrive.
@@ -59,6 +60,14 @@ class End(asyncio.Protocol):
             self.transport.abort()
         if self.incoming.position > self.wanted:
             self.run.fault(f"{self}: more came than was sent")
+        if self.run.rng.random() < PAUSES and self.transport.is_reading():
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_later(
+                self.run.rng.choice((0, LONGEST_PAUSE)), self.go_on)
+
+    def go_on(self):
+        if not self.lost and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     @property
     def complete(self):
@@ -150,6 +159,22 @@ class Server(End):
         super().connection_lost(exc)
 
 
+class Buffered:
+    """Mixed into an end: the transport fills buffers of random sizes."""
+
+    def get_buffer(self, sizehint):
+        # A view: asyncio's TLS fills the rest of a bytearray through a copy (gh-156275).
+        self.buffer = memoryview(bytearray(self.run.rng.choice((1000, 10_000, 100_000))))
+        return self.buffer
+
+    def buffer_updated(self, size):
+        self.data_received(bytes(self.buffer[:size]))
+
+
+class BufferedServer(Buffered, Server, asyncio.BufferedProtocol):
+    pass
+
+
 class Client(End):
     """The end that connects."""
 
@@ -195,6 +220,10 @@ class Client(End):
             self.done.set_result(None)
 
 
+class BufferedClient(Buffered, Client, asyncio.BufferedProtocol):
+    pass
+
+
 class Book:
     """The ends that live, and what is known of both ends of each connection."""
 
@@ -209,11 +238,12 @@ class Book:
         self.alive.discard(end)
 
     def server(self):
-        return Server(self)
+        return self.run.rng.choice((Server, BufferedServer))(self)
 
     async def talk(self, connect, manner, sizes):
         """One exchange: `await connect(factory)` opens the client's end."""
-        client = Client(self, self.run.new_key(), manner, sizes)
+        kind = self.run.rng.choice((Client, BufferedClient))
+        client = kind(self, self.run.new_key(), manner, sizes)
         if sizes[1] == 0 and manner in (CLIENT_CLOSES, CLIENT_RESETS):
             raise ValueError("nothing would tell the client to go on")
         try:

@@ -39,6 +39,7 @@ def text_of(results):
         rows = [[result["scenario"], f"not run: {result['not_run']}"] if result["not_run"]
                 else _row(result) for result in own]
         lines += ["", kind, table.render(HEADERS, [*rows, _total(own)]), ""]
+        lines.append("  figures of the second part, memory while idle of the first:")
         lines += [f"  {text}" for result in own for text in result["figures"].values()]
         lines += [f"  note: {text}" for result in own for text in result["notes"]]
     failed = [result for result in results if result["counts"].get("faults")]

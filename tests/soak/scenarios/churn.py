@@ -1,7 +1,9 @@
 """Connections made and ended, in all manners, by both sides: every one hears of its end."""
 
 import asyncio
+import os
 import socket
+import tempfile
 import time
 
 from soak import exchange
@@ -22,16 +24,35 @@ def sizes_of(rng, large=LARGE, every=LARGE_EVERY):
 async def run(run):
     loop = asyncio.get_running_loop()
     book = exchange.Book(run)
-    exact = run.options.get("churn")
-    left = [round(exact * run.share)] if exact else None
     server = await loop.create_server(book.server, HOSTS, 0, family=socket.AF_INET, backlog=1024)
     addresses = [sock.getsockname() for sock in server.sockets]
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        path = os.path.join(folder, "socket")
+        local = await loop.create_unix_server(book.server, path, backlog=1024)
+        await _churn(run, book, [*addresses, path])
+        for each in (server, local):
+            each.close()
+            await each.wait_closed()
+
+
+async def connected(factory, address):
+    """Opens a connection to an address of either family."""
+    loop = asyncio.get_running_loop()
+    if isinstance(address, str):
+        await loop.create_unix_connection(factory, address)
+    else:
+        await loop.create_connection(factory, *address)
+
+
+async def _churn(run, book, addresses):
+    exact = run.options.get("churn")
+    left = [round(exact * run.share)] if exact else None
     ended = dict.fromkeys(range(len(exchange.NAMES)), 0)
 
     async def one():
         manner = run.rng.randrange(len(exchange.NAMES))
         address = run.rng.choice(addresses)
-        await book.talk(lambda factory: loop.create_connection(factory, *address), manner,
+        await book.talk(lambda factory: connected(factory, address), manner,
                         sizes_of(run.rng))
         ended[manner] += 1
 
@@ -50,7 +71,5 @@ async def run(run):
     number = sum(ended.values())
     run.figures["churn"] = f"{number / (time.monotonic() - start):,.0f} connections/s"
     await book.all_closed()
-    server.close()
-    await server.wait_closed()
     if run.counts["connections"] != number:
         run.lost(number - run.counts["connections"], "connections that were never made")
