@@ -64,7 +64,7 @@ def run_one(kind, scenario, seconds, options):
     config = {"kind": kind, "scenario": scenario, "seconds": seconds, "seed": options.seed,
               "options": sizes}
     command = [sys.executable, "-m", "soak.worker", json.dumps(config)]
-    limit = seconds + 3 * worker.PATIENCE + (options.churn or 0) / 100
+    limit = seconds + 4 * worker.patience(sizes)
     start = time.monotonic()
     try:
         with ManagedProcess(command, environment={"PYTHONPATH": f"{ROOT}:{TESTS}"}) as process:

@@ -108,7 +108,7 @@ class EchoClient(Verified):
 
 
 class Flood(EchoClient):
-    """Keeps `depth` bytes on their way as long as the time of its run lasts."""
+    """Keeps `depth` bytes on their way as long as the time of its run lasts; one piece at least."""
 
     def __init__(self, run, key, depth, piece):
         super().__init__(run, key)
@@ -116,13 +116,17 @@ class Flood(EchoClient):
 
     def connection_made(self, transport):
         super().connection_made(transport)
+        self.write()
         self.fill()
+
+    def write(self):
+        self.transport.write(self.outgoing.take(self.piece))
+        self.run.count("messages")
 
     def fill(self):
         while (self.outgoing.position - self.incoming.position <= self.depth - self.piece
                and self.run.left() > 0):
-            self.transport.write(self.outgoing.take(self.piece))
-            self.run.count("messages")
+            self.write()
 
     def data_received(self, data):
         self.expect(self.incoming, data)

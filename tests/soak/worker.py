@@ -17,6 +17,12 @@ from .run import NotRun, Run
 PARTS = (1 / 3, 2 / 3)
 BUFFER = 16_384     # bytes of a receive block; the pool may grow with the connections
 PATIENCE = 180.0    # seconds a part may take beyond its time before it counts as hung
+SLOWEST = 200       # connections a second, where their number is given
+
+
+def patience(options):
+    """Seconds that a part with these options may take beyond its time."""
+    return PATIENCE + (options.get("churn") or 0) / SLOWEST
 
 
 async def _part(scenario, run):
@@ -24,13 +30,13 @@ async def _part(scenario, run):
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(run.handle_exception)
     try:
-        async with asyncio.timeout(run.seconds + PATIENCE):
+        async with asyncio.timeout(run.seconds + patience(run.options)) as limit:
             await scenario(run)
-    except TimeoutError:
-        run.fault(f"hung: not at its end {PATIENCE:.0f} s after its time: {_waiting()}")
     except NotRun:
         raise
     except Exception as error:
+        if limit.expired():
+            run.fault(f"hung: not at its end long after its time: {_waiting()}")
         run.fault("".join(traceback.format_exception(error))[-1500:])
 
 
@@ -87,7 +93,8 @@ def measure(config, tolerance=leaks.RSS_TOLERANCE):
 
 def main(text):
     config = json.loads(text)
-    faulthandler.dump_traceback_later(config["seconds"] + 2 * PATIENCE, exit=True)
+    limit = config["seconds"] + 3 * patience(config["options"])
+    faulthandler.dump_traceback_later(limit, exit=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))    # ends the peers, too
     print(json.dumps(measure(config)), flush=True)
 

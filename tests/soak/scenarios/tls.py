@@ -50,8 +50,8 @@ async def run(run):
         await long.closed
         await asyncio.gather(*(end.closed for end in ends))
     volume = long.incoming.position
-    if volume < DEPTH:
-        run.lost(DEPTH - volume, f"the long connection carried {volume} bytes only")
+    if volume < PIECE:
+        run.lost(PIECE - volume, f"the long connection carried {volume} bytes only")
     run.figures["tls"] = (f"{run.counts['connections'] - 1:,} handshakes; {volume / 2**20:,.0f} "
                           "MiB there and back on one connection beside them")
     for each in (server, echo):
