@@ -33,6 +33,10 @@ conform_pythons := $(if $(filter command environment,$(firstword $(origin PYTHON
 endif
 sources := setup.py pyproject.toml $(shell find uringloop -name '*.py' -o -name '*.p[yx][xdi]' -o -name '*.h')
 
+# All that is written in C by hand; what Cython generates is not held to these.
+c_sources := $(wildcard uringloop/*/*.h tests/proving/*.h benchmarks/*.c)
+c_warnings := -Werror -Wall -Wextra -Wconversion
+
 .PHONY: help run test test-epoll test-refused test-pythons conform conform-fast faults asan soak bench build lint dist clean liburing redis
 
 help:
@@ -44,10 +48,10 @@ help:
 	@echo 'make conform        the suites of CPython and of other projects; SUITES=janus,uvloop chooses'
 	@echo 'make conform-fast   some of them on one Python (five minutes)'
 	@echo 'make faults         faults and models on both backends, at length; KINDS=, REPEAT='
-	@echo 'make asan           the test suite on a build with ASAN and UBSAN'
+	@echo 'make asan           the test suite on a build with ASAN, UBSAN and LeakSanitizer'
 	@echo 'make soak           load and chaos for MINUTES=2: nothing lost, nothing leaked; KINDS=, SEED='
 	@echo 'make bench          echo benchmarks (two minutes); MODE=, SIZE= as in benchmarks/README.md'
-	@echo 'make lint           ruff, mypy, stubtest'
+	@echo 'make lint           ruff, cython-lint, mypy, stubtest, and gcc on what is written in C'
 	@echo 'make dist           sdist and wheel, each installed and imported once'
 	@echo 'make clean          remove what was built'
 
@@ -93,12 +97,13 @@ faults: build
 	PYTHONPATH=$(CURDIR)/build/proving-$(version) URINGLOOP_REPEAT=$(REPEAT) \
 	    $(venv)/bin/pytest tests/faults tests/models --kinds $(KINDS) --timeout 1800 $(PYTEST_ARGS)
 
-# The sanitizers' runtime must be loaded before Python; leaks are Python's own at exit.
+# The sanitizers' runtime must be loaded before Python. Leaks are looked for at the end of the
+# session (tests/conftest.py): what Python leaves behind at its own exit is not ours.
 asan: build
 	URINGLOOP_PROVING=1 URINGLOOP_SANITIZE=1 $(python) setup.py -q build --build-lib build/asan-$(version) \
 	    --build-temp build/asan-$(version)-objects
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan-$(version) \
 	    $(venv)/bin/pytest tests --kinds io_uring,epoll --timeout 300 $(PYTEST_ARGS)
 
@@ -113,10 +118,16 @@ bench: build
 	$(python) -m benchmarks echo --mode $(MODE) --size $(SIZE) --rounds $(ROUNDS) --json build/benchmarks/echo.json
 
 lint: build
-	$(python) -m pip install -q 'ruff>=0.15,<1' 'mypy>=1.18,<3'
+	$(python) -m pip install -q 'ruff>=0.15,<1' 'mypy>=1.18,<3' 'cython-lint>=0.19,<1'
 	$(venv)/bin/ruff check uringloop tests benchmarks setup.py
+	PATH="$(CURDIR)/$(venv)/bin:$$PATH" $(venv)/bin/cython-lint uringloop
 	$(venv)/bin/mypy --strict uringloop
 	$(python) -m mypy.stubtest uringloop --mypy-config-file pyproject.toml --allowlist tests/stubtest-allowlist.txt
+	@set -e; include=$$($(python) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+	for file in $(c_sources); do \
+	    echo "gcc -fsyntax-only $(c_warnings) $$file"; \
+	    gcc -x c -fsyntax-only $(c_warnings) -isystem "$$include" $$file; \
+	done
 
 dist: build
 	$(python) -m pip install -q build

@@ -12,6 +12,7 @@ import signal
 import time
 
 import figures
+import leaks
 import pytest
 from helpers import (
     FIGURES,
@@ -22,7 +23,6 @@ from helpers import (
     open_fds,
     why_not,
 )
-from leaks import Watch, left_by_loop
 
 TEST_LIMIT = 40.0  # seconds; a guard against hangs, below pytest's own time-out
 
@@ -79,11 +79,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed resource:ResourceWarning"))
 
 
-WATCH = pytest.StashKey[Watch]()
+WATCH = pytest.StashKey[leaks.Watch]()
 
 
 def pytest_collection_finish(session):
-    session.config.stash[WATCH] = Watch()
+    session.config.stash[WATCH] = leaks.Watch()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -105,6 +105,25 @@ def pytest_runtest_teardown(item):
     left = item.config.stash[WATCH].look()
     if left and not item.stash.get(_FAILED, False):
         pytest.fail(f"engine objects that are still alive: {left}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """In a session with LeakSanitizer: memory that nothing points to is a failure."""
+    look = leaks.sanitizer()
+    if look is None or not session.testscollected or session.config.option.collectonly:
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    gc.collect()
+    with capture.global_and_fixture_disabled():
+        refused = leaks.why_no_sanitizer()
+        if refused:
+            print(f"\nLeakSanitizer cannot look here: {refused}")
+        elif look():
+            print("\nLeakSanitizer found leaks: see above")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        else:
+            print("\nLeakSanitizer found no leak")
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -219,7 +238,7 @@ def new_loop(loop_kind, ledger):
 
 def _assert_nothing_in_hand(loop):
     if hasattr(loop, "stats"):
-        left = left_by_loop(loop.stats())
+        left = leaks.left_by_loop(loop.stats())
         assert not left, f"a closed loop still has {left}"
 
 

@@ -111,6 +111,21 @@ async def test_a_paused_connection_holds_at_most_what_the_blocks_have(loop, loop
         assert held(loop, protocol) == 0
 
 
+async def test_nothing_is_received_for_a_connection_that_stays_paused(loop, loop_kind):
+    only_ours(loop_kind, "the loop's own counters")
+    async with connected() as (transport, protocol, peer):
+        peer.send(b"hello")
+        await protocol.received(5)
+        transport.pause_reading()
+        await ticks()
+        for _ in range(100):
+            peer.send(b"more")
+            await ticks(2)
+        assert held(loop, protocol) == 0
+        transport.resume_reading()
+        await protocol.received(405)
+
+
 async def test_blocks_are_lent_to_nobody_while_connections_are_idle_or_paused(loop, loop_kind):
     only_ours(loop_kind, "the loop's own counters")
     pairs = [make_pair("unix") for _ in range(200)]
