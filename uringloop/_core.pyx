@@ -22,7 +22,7 @@ from libc.errno cimport (EAGAIN, EALREADY, EBADF, EBUSY, ECONNABORTED, ECONNRESE
                          EOVERFLOW, EPERM, EPIPE, ETIME, errno)
 from libc.limits cimport INT_MAX
 from libc.math cimport ceil
-from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
+from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t,
                           uintptr_t)
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
