@@ -60,8 +60,8 @@ class Watch:
 
 
 # Memory that nothing points to: LeakSanitizer, in a session that runs on a build with ASAN and with
-# ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0 (make asan). Asked while the interpreter is alive:
-# at its exit it leaves much behind on purpose.
+# ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0 (make asan). Asked while the interpreter is
+# alive: at its exit it leaves much behind on purpose.
 
 _ASK = "__lsan_do_recoverable_leak_check"
 
