@@ -131,8 +131,7 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
     def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], object],
                            *args: *Ts) -> None:
         """Call a function in the loop when a signal arrives; main thread only."""
-        self._check_closed()
-        if self._csock is None:
+        if self._csock is None and not self.is_closed():
             super()._make_self_pipe()
         super().add_signal_handler(sig, callback, *args)
 
@@ -281,6 +280,7 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
             server: asyncio.AbstractServer | None = None, backlog: int = 100,
             ssl_handshake_timeout: float | None = constants.SSL_HANDSHAKE_TIMEOUT,
             ssl_shutdown_timeout: float | None = constants.SSL_SHUTDOWN_TIMEOUT) -> None:
+        self._check_closed()
         self._listeners[sock] = _core.make_listener(
             self, protocol_factory, sock, sslcontext, server, backlog, ssl_handshake_timeout,
             ssl_shutdown_timeout)

@@ -170,10 +170,10 @@ cdef class LoopCore:
         """Run the callback after `delay` seconds, never earlier. Returns a TimerHandle."""
         if delay is None:
             raise TypeError("delay must not be None")
+        cdef double seconds = delay
         self.check_open()
         if self._debug:
             self.check_debug(callback, "call_at")   # the method that asyncio names
-        cdef double seconds = delay
         return self.make_timer(<double>liburing.monotonic_ns() / 1e9 + seconds,
                                callback, args, context)
 
