@@ -102,8 +102,9 @@ def pytest_runtest_teardown(item):
     """After all fixtures: no object of the engine is alive."""
     yield
     item.funcargs.clear()
-    left = item.config.stash[WATCH].look()
-    if left and not item.stash.get(_FAILED, False):
+    failed = item.stash.get(_FAILED, False)
+    left = item.config.stash[WATCH].look(0.0 if failed else 5.0)
+    if left and not failed:
         pytest.fail(f"engine objects that are still alive: {left}")
 
 

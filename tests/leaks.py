@@ -11,6 +11,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 
 # Made at import, for the life of the process.
 PERMANENT = {"ReaderFeed", "Stash"}
@@ -48,12 +49,20 @@ class Watch:
         gc.collect()
         gc.freeze()
 
-    def look(self):
-        """{type name: how many} of the objects that appeared since the last look and stay."""
+    def look(self, patience=5.0):
+        """{type name: how many} of the objects that appeared since the last look and stay.
+
+        A thread that has just called a loop may have a handle in its hand still.
+        """
         self.looks += 1
-        gc.collect()
-        now = alive()
-        new = now - self.known
+        deadline = time.monotonic() + patience
+        while True:
+            gc.collect()
+            now = alive()
+            new = now - self.known
+            if not new or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
         self.known = now
         self.left += new
         return dict(new)
