@@ -304,6 +304,8 @@ cdef class StreamTransport(FlowControlTransport):
             PyContext_Exit(context)
 
     cdef int after_output(self) except -1:
+        if self.lost:           # by abort(): as in asyncio, nobody is told of what was dropped
+            return 0
         self.maybe_resume_writing()
         if self.sender.size or self.lost:
             return 0
@@ -376,8 +378,9 @@ cdef class StreamTransport(FlowControlTransport):
 
     cdef bint awaits_drain(self) noexcept:
         """Whether somebody has to be told that all output is sent."""
-        return (self.writing_paused or self.empty_waiter is not None
-                or (self.closing and not self.lost) or (self.eof_written and not self.output_shut))
+        return not self.lost and (
+            self.writing_paused or self.empty_waiter is not None or self.closing
+            or (self.eof_written and not self.output_shut))
 
     def close(self):
         """Send what was written, then close; connection_lost(None) follows."""
