@@ -44,6 +44,9 @@ cdef class FlowControlTransport(Transport):
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
         self.high_water = int(min(high, PY_SSIZE_T_MAX))
         self.low_water = int(min(low, PY_SSIZE_T_MAX))
+        # What waits for the end of the iteration only is no reason to pause.
+        if self.output_size() > self.high_water:
+            self.get_write_buffer_size()
         self.maybe_pause_writing()
 
     cdef int maybe_pause_writing(self) except -1:
