@@ -317,6 +317,15 @@ async def test_a_high_limit_of_zero_pauses_as_soon_as_something_waits(loop):
         await until(lambda: flow_calls(protocol) == ["pause_writing", "resume_writing"])
 
 
+@pytest.mark.parametrize("high", [0, 99])
+async def test_a_lower_limit_does_not_pause_for_what_the_socket_takes(loop, high):
+    async with connected() as (transport, protocol, peer):
+        transport.write(b"x" * 100)
+        transport.set_write_buffer_limits(high=high)
+        assert await in_thread(read_exactly, peer, 100) == b"x" * 100
+        assert flow_calls(protocol) == []
+
+
 @pytest.mark.parametrize("method", ["pause_writing", "resume_writing"])
 async def test_an_exception_out_of_flow_control_is_reported_and_writing_goes_on(
     loop, errors, method
@@ -365,6 +374,25 @@ async def test_aborting_inside_pause_writing_ends_the_connection(loop):
         assert await protocol.lost() is None
         assert protocol.lost_with == [None]
         await in_thread(_drain_to_end, peer)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_protocol_that_was_told_to_pause_is_not_told_to_resume_by_an_abort(loop, running):
+    def end(transport):
+        transport.write(pattern(1 << 20))
+        assert flow_calls(transport.get_protocol()) == ["pause_writing"]
+        transport.abort()
+
+    with socket_pair(small=True) as (ours, _):
+        transport, protocol = loop.run_until_complete(
+            loop.create_connection(Recorder, sock=ours))
+        if running:
+            loop.call_soon(end, transport)
+        else:
+            end(transport)
+        for _ in range(5):
+            run_once(loop)
+        assert protocol.calls == ["connection_made", "pause_writing", "connection_lost"]
 
 
 def _drain_to_end(sock):
