@@ -16,7 +16,7 @@ from soak.run import Run
 from soak.scenarios import SCENARIOS
 
 KINDS = ("io_uring", "epoll")
-SECONDS = 0.3
+SECONDS = 0.2
 SIZES = {"connections": 200, "rounds": 1, "fairness": float("inf")}     # ratios are for soak alone
 
 

@@ -62,6 +62,9 @@ class Run:
 
     def handle_exception(self, loop, context):
         """The exception handler of the loop: nothing is expected there."""
+        if (loop.get_debug() and isinstance(context.get("exception"), ConnectionError)
+                and context["message"].startswith("Error on transport creation for incoming")):
+            return      # a client that was gone before the handshake's end: told in debug mode
         self.fault(f"the exception handler was called: {context!r}"[:600])
 
     def as_json(self):
