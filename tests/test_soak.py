@@ -20,10 +20,10 @@ SECONDS = 0.2
 SIZES = {"connections": 200, "rounds": 1, "fairness": float("inf")}     # ratios are for soak alone
 
 
-def short(kind, scenario, **options):
+def short(kind, scenario, tolerance=None, **options):
     config = {"kind": kind, "scenario": scenario, "seconds": SECONDS, "seed": 1,
               "options": {**SIZES, **options}}
-    return worker.measure(config, tolerance=None)
+    return worker.measure(config, tolerance)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -49,11 +49,11 @@ def test_the_number_of_connections_of_churn_can_be_exact(loop_kind, ledger):
 def planted(monkeypatch, loop_kind, ledger):
     """planted(scenario) runs an `async def scenario(run)`; its faults as one text."""
 
-    def run(scenario):
+    def run(scenario, **options):
         module = types.SimpleNamespace(run=scenario)
         monkeypatch.setitem(sys.modules, "soak.scenarios.planted", module)
         monkeypatch.setattr("soak.leaks.SETTLE", 0.2)
-        result = short(loop_kind, "planted")
+        result = short(loop_kind, "planted", **options)
         text, fine = report.text_of([result])
         assert fine is not bool(result["faults"])
         assert "FAILED: planted" in text or fine
@@ -71,6 +71,15 @@ def test_a_descriptor_that_stays_open_is_found(planted):
     assert "'fds': 1" in planted(scenario)
     for sock in left:
         sock.close()
+
+
+def test_memory_that_is_kept_is_found(planted):
+    left = []
+
+    async def scenario(run):
+        left.append(b"x" * (32 << 20))
+
+    assert "leaked: memory grew by 3" in planted(scenario, tolerance=8 << 20)
 
 
 def test_a_transport_that_is_kept_is_found(planted):
