@@ -52,5 +52,6 @@ def text_of(results):
     if ours:
         lines += ["", f"{len(ours)} of {sum(r['kind'] in OURS for r in results)} failed"]
     else:
-        lines += ["", "nothing lost, nothing leaked"]
+        kinds = dict.fromkeys(r["kind"] for r in results if r["kind"] in OURS and not r["not_run"])
+        lines += ["", f"nothing lost, nothing leaked on {' and '.join(kinds) or 'uringloop, which did not run'}"]
     return "\n".join(lines), not ours
