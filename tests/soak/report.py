@@ -52,6 +52,7 @@ def text_of(results):
     if ours:
         lines += ["", f"{len(ours)} of {sum(r['kind'] in OURS for r in results)} failed"]
     else:
-        kinds = dict.fromkeys(r["kind"] for r in results if r["kind"] in OURS and not r["not_run"])
-        lines += ["", f"nothing lost, nothing leaked on {' and '.join(kinds) or 'uringloop, which did not run'}"]
+        kinds = dict.fromkeys(result["kind"] for result in results
+                              if result["kind"] in OURS and not result["not_run"])
+        lines += ["", f"nothing lost, nothing leaked on {' and '.join(kinds) or 'peers alone'}"]
     return "\n".join(lines), not ours
