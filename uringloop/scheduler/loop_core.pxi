@@ -19,6 +19,7 @@ cdef enum:
 cdef class Flushable:
     """What has something to submit at the end of the tick."""
     cdef bint is_dirty
+    cdef Flushable next_dirty
 
     cdef int flush(self) except -1:
         """Prepare SQEs, or make the system calls. May call protocols; may become dirty again."""
@@ -41,8 +42,7 @@ cdef class LoopCore:
     cdef Ring ring
     cdef Counters counters
     cdef Touchable touched      # in this tick: the first of a chain
-    cdef list dirty
-    cdef Py_ssize_t dirty_head
+    cdef Flushable first_dirty, last_dirty      # a chain: joining it takes no memory
     cdef int64_t last_poll_ns
     cdef uint64_t thread
     cdef bint ticking, wants_ring, dead
@@ -61,7 +61,6 @@ cdef class LoopCore:
         self.operations = OperationTable()
         self.answers = AnswerQueue()
         self.poller = Poller(self.operations, self.answers, self.ready)
-        self.dirty = []
         # Kept, because a transport may be finalized when the module's names are gone already.
         self.warn = warnings.warn
         self._backend = "epoll"
@@ -275,15 +274,28 @@ cdef class LoopCore:
 
     # --- the tick ----------------------------------------------------------------------------
 
-    cdef int mark_dirty(self, Flushable item) except -1:
+    cdef int mark_dirty(self, Flushable item) noexcept:
         """The item has something to submit: at the end of this tick, or at once if none runs."""
         if item.is_dirty:
             return 0
         item.is_dirty = True
-        self.dirty.append(item)
+        if self.last_dirty is None:
+            self.first_dirty = item
+        else:
+            self.last_dirty.next_dirty = item
+        self.last_dirty = item
         if self.poller.waiting:
             self.poller.wake()      # another thread wrote, which asyncio sends at once
         return 0
+
+    cdef Flushable take_dirty(self):
+        """The first of those that have something to submit; there must be one."""
+        item = self.first_dirty
+        self.first_dirty, item.next_dirty = item.next_dirty, None
+        if self.first_dirty is None:
+            self.last_dirty = None
+        item.is_dirty = False
+        return item
 
     cdef int before_submit(self) except -1:
         """Prepare what names descriptors that the user may close: no user code runs until they are
@@ -304,7 +316,7 @@ cdef class LoopCore:
     cdef int flush(self) except -1:
         if self.dead:
             self.refuse_dead()      # a callback forked, and this is the child
-        while PyList_GET_SIZE(self.dirty):
+        while self.first_dirty is not None:
             try:
                 self.flush_items()
             except (SystemExit, KeyboardInterrupt, RingError):
@@ -322,14 +334,13 @@ cdef class LoopCore:
 
     cdef int flush_items(self) except -1:
         cdef Flushable item
-        # An item may raise KeyboardInterrupt out of a protocol: the rest keeps its place.
-        while self.dirty_head < PyList_GET_SIZE(self.dirty):
-            item = <Flushable>PyList_GET_ITEM(self.dirty, self.dirty_head)
-            self.dirty_head += 1
-            item.is_dirty = False
-            item.flush()
-        self.dirty_head = 0
-        self.dirty.clear()
+        while self.first_dirty is not None:
+            item = self.take_dirty()
+            try:
+                item.flush()
+            except (SystemExit, KeyboardInterrupt, RingError):
+                self.mark_dirty(item)       # to be gone on with in the next run
+                raise
         return 0
 
     cdef int collect(self) except -1:
@@ -340,7 +351,7 @@ cdef class LoopCore:
             self.ring.drain()
         # Dirty before the first tick, or still unsubmitted because the kernel was out of memory.
         busy = (self.ready.count > 0 or self._stopping or self.answers.head != self.answers.tail
-                or PyList_GET_SIZE(self.dirty) > 0
+                or self.first_dirty is not None
                 or (self.ring is not None and self.ring.has_unsubmitted()))
         now = liburing.monotonic_ns()
         if self.touched is not None:
@@ -395,8 +406,9 @@ cdef class LoopCore:
             return 0
         now = liburing.monotonic_ns()
         while self.timers.count and self.timers.first_ns() <= now:
-            handle = self.timers.pop()
-            self.ready.push(handle)
+            handle = self.timers.first()
+            self.ready.push(handle)         # it may fail, and the timer stays then
+            self.timers.remove(handle)
         return 0
 
     cdef int run_ready(self, Py_ssize_t count) except -1:
@@ -570,7 +582,8 @@ cdef class LoopCore:
         finally:
             self.poller.close()
             self.stamp_touched(liburing.monotonic_ns())     # the chain would keep the loop alive
-            self.dirty.clear()
+            while self.first_dirty is not None:
+                self.take_dirty()
             self.ready.clear()
             self.timers.clear()
             self.scratch = None

@@ -241,19 +241,27 @@ cdef class Poller:
         self.replace_writer(fd, handle)
         return 0
 
+    cdef int begin(self, Operation operation, int fd, uint32_t side) except -1:
+        # In this order: readiness that nobody is told of would wake the loop for ever.
+        self.operations.begin(operation)
+        try:
+            self.add(fd, side)
+        except BaseException:
+            self.operations.end(operation)
+            raise
+        return 0
+
     cdef int watch_input(self, int fd, Operation operation) except -1:
         """Tell the operation (events, READINESS) whenever the descriptor is readable."""
-        self.add(fd, liburing.EPOLLIN)
+        self.begin(operation, fd, liburing.EPOLLIN)
         self.drop_reader(fd)
-        self.operations.begin(operation)
         self.watches[fd].read_operation = operation.user_data
         return 0
 
     cdef int watch_output(self, int fd, Operation operation) except -1:
         """Tell the operation (events, READINESS) whenever the descriptor is writable."""
-        self.add(fd, liburing.EPOLLOUT)
+        self.begin(operation, fd, liburing.EPOLLOUT)
         self.drop_writer(fd)
-        self.operations.begin(operation)
         self.watches[fd].write_operation = operation.user_data
         return 0
 

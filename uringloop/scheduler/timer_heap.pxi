@@ -2,7 +2,8 @@
 #
 # A binary heap whose keys lie together in C memory; each handle knows its index, so a cancelled
 # timer leaves at once and holds no memory (most timers are timeouts, and most are cancelled). The
-# handles lie in a Python list, so that the collector sees them.
+# handles lie in a Python list, so that the collector sees them; it has room for all keys, and is
+# never made shorter, so that taking a timer out cannot fail.
 
 cdef struct TimerKey:
     int64_t deadline_ns
@@ -27,18 +28,28 @@ cdef class TimerHeap:
         """The nearest deadline; the heap must not be empty."""
         return self.keys[0].deadline_ns
 
-    cdef int push(self, TimerHandle handle) except -1:
+    cdef int grow(self) except -1:
+        cdef Py_ssize_t capacity = max(64, 2 * self.capacity)
+        cdef list more = [None] * (capacity - PyList_GET_SIZE(self.handles))
         cdef TimerKey *keys
+        # Making the list may have run the collector, and that a finalizer which came here too.
+        if self.count < self.capacity:
+            return 0
+        keys = <TimerKey *>PyMem_RawRealloc(self.keys, capacity * sizeof(TimerKey))
+        if keys is NULL:
+            raise MemoryError()
+        self.keys = keys
+        self.handles.extend(more)
+        self.capacity = capacity
+        return 0
+
+    cdef int push(self, TimerHandle handle) except -1:
         cdef TimerKey key
-        cdef Py_ssize_t capacity
         if self.count == self.capacity:
-            capacity = max(64, 2 * self.capacity)
-            keys = <TimerKey *>PyMem_RawRealloc(self.keys, capacity * sizeof(TimerKey))
-            if keys is NULL:
-                raise MemoryError()
-            self.keys = keys
-            self.capacity = capacity
-        self.handles.append(handle)
+            self.grow()
+        Py_DECREF(<object>PyList_GET_ITEM(self.handles, self.count))        # None
+        Py_INCREF(handle)
+        PyList_SET_ITEM(self.handles, self.count, handle)
         key.deadline_ns = handle.deadline_ns
         key.sequence = self.next_sequence
         self.next_sequence += 1
@@ -57,20 +68,18 @@ cdef class TimerHeap:
         if index != self.count:
             key = self.keys[self.count]
             last = <PyObject *>PyList_GET_ITEM(self.handles, self.count)
-            # The two places swap their references; the list then drops the one at its end.
+            # The two places swap their references; the one at the end is then dropped.
             PyList_SET_ITEM(self.handles, self.count, handle)
             if index and before(key, self.keys[(index - 1) // 2]):
                 self.rise(index, key, last)
             else:
                 self.sink(index, key, last)
-        self.handles.pop()
+        self.handles[self.count] = None
         return 0
 
-    cdef TimerHandle pop(self):
-        """Take the timer with the nearest deadline."""
-        handle = <TimerHandle>PyList_GET_ITEM(self.handles, 0)
-        self.remove(handle)
-        return handle
+    cdef TimerHandle first(self):
+        """The timer with the nearest deadline; the heap must not be empty."""
+        return <TimerHandle>PyList_GET_ITEM(self.handles, 0)
 
     cdef inline void put(self, Py_ssize_t index, TimerKey key, PyObject *handle) noexcept:
         self.keys[index] = key
@@ -103,7 +112,8 @@ cdef class TimerHeap:
     cdef int clear(self) except -1:
         cdef TimerHandle handle
         while self.count:
-            handle = self.pop()
+            handle = self.first()
+            self.remove(handle)
         return 0
 
 

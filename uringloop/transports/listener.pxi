@@ -68,16 +68,23 @@ cdef class Listener(Flushable):
             return 0
         self.watching = self.loop.ring is None
         if self.watching:
-            return self.loop.poller.watch_input(self.fd, self.operation)
-        self.loop.unarmed.append(self.operation)
-        return 0
+            try:
+                return self.loop.poller.watch_input(self.fd, self.operation)
+            except MemoryError:
+                return self.accept_failed(ENOMEM)
+        return self.loop.want_request(self.operation)
 
     cdef int arm(self) except -1:
         # Not in flush(): protocols run there, and may close the socket.
         cdef liburing.io_uring_sqe *sqe
         if not self.is_open() or self.operation.state != IDLE:
             return 0
-        sqe = self.loop.ring.start(self.operation, liburing.IORING_OP_ACCEPT, self.fd, NULL, 0)
+        try:
+            sqe = self.loop.ring.start(
+                self.operation, liburing.IORING_OP_ACCEPT, self.fd, NULL, 0)
+        except MemoryError:
+            self.loop.call_soon(self._out_of_memory)    # the exception handler may run then
+            return 0
         sqe.ioprio = liburing.IORING_ACCEPT_MULTISHOT
         sqe.accept_flags = liburing.SOCK_NONBLOCK | liburing.SOCK_CLOEXEC
         return 0
@@ -122,15 +129,20 @@ cdef class Listener(Flushable):
     cdef int accept_failed(self, int error) except -1:
         """Out of descriptors or memory: say so, and try again in a second, as asyncio does."""
         self.halt()
-        exc = os_error(error)
-        context = {"message": "socket.accept() out of system resource", "exception": exc,
-                   "socket": trsock.TransportSocket(self.sock)}
-        if error not in (EMFILE, ENFILE, ENOBUFS, ENOMEM):
-            context["message"] = "socket.accept() failed"
-        self.loop.call_exception_handler(context)
-        if self.serving:
-            self.loop.call_later(constants.ACCEPT_RETRY_DELAY, self._retry)
+        try:
+            exc = os_error(error)
+            context = {"message": "socket.accept() out of system resource", "exception": exc,
+                       "socket": trsock.TransportSocket(self.sock)}
+            if error not in (EMFILE, ENFILE, ENOBUFS, ENOMEM):
+                context["message"] = "socket.accept() failed"
+            self.loop.call_exception_handler(context)
+        finally:
+            if self.serving:
+                self.loop.call_later(constants.ACCEPT_RETRY_DELAY, self._retry)
         return 0
+
+    def _out_of_memory(self):
+        self.accept_failed(ENOMEM)
 
     def _retry(self):
         if self.is_open():

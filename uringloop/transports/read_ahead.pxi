@@ -22,7 +22,7 @@ cdef class ReadAhead(Watched):
     cdef object cookie          # of the socket: its number may be another's when it is closed
     cdef object held            # deque of bytes
     cdef Py_ssize_t held_size
-    cdef object end             # None; EOFError for the end of the stream; or the OSError
+    cdef object end             # None; EOFError for the end of the stream; or the error
 
     def __repr__(self):
         return f"<ReadAhead fd={self.fd} held={self.held_size}>"
@@ -107,10 +107,14 @@ cdef class ReadAhead(Watched):
             if call is not None:
                 taken = call.offer(content, result)
         finally:
-            if taken < result:
-                self.held.append(PyBytes_FromStringAndSize(content + taken, result - taken))
-                self.held_size += result - taken
-            buffers.give_back(block)
+            try:
+                if taken < result:
+                    self.held.append(PyBytes_FromStringAndSize(content + taken, result - taken))
+                    self.held_size += result - taken
+            except MemoryError as exc:
+                self.end = exc          # what follows must not look like its continuation
+            finally:
+                buffers.give_back(block)
         return 0
 
     cdef int discard(self, int32_t result, uint32_t flags) except -1:
@@ -139,7 +143,7 @@ cdef class ReadAhead(Watched):
         """Hand what is held to the stash."""
         while self.held:
             self.loop.stash.put(self.cookie, self.held.popleft())
-        if isinstance(self.end, OSError):
+        if self.end is not None and not isinstance(self.end, EOFError):
             self.loop.stash.put(self.cookie, self.end)
         self.held_size = 0
         self.end = None

@@ -100,32 +100,48 @@ cdef class Receiver(Operation):
         """Called from the flush: put the request into the ring or the poller."""
         cdef LoopCore loop = self.transport.loop
         cdef liburing.io_uring_sqe *sqe
-        self.must_arm = False
         if not self.wanted or self.end is not None or self.state != IDLE:
+            self.must_arm = False
             return 0
         if not self.transport.owns_descriptor():
             return self.input_ended(os_error(EBADF))
         self.watching = self.large or loop.ring is None
         if self.watching:
+            self.must_arm = False
             try:
                 loop.poller.watch_input(self.transport.fd, self)
-            except OSError as exc:
-                return self.transport.fatal_error(exc, "Fatal read error on socket transport")
+            except (OSError, MemoryError) as exc:
+                return self.failed(exc)
             return 0
-        sqe = loop.ring.start(self, liburing.IORING_OP_RECV, self.transport.fd, NULL, 0)
+        try:
+            sqe = loop.ring.start(self, liburing.IORING_OP_RECV, self.transport.fd, NULL, 0)
+        except MemoryError as exc:
+            self.must_arm = False
+            return self.failed(exc)
+        self.must_arm = False
         sqe.flags = liburing.IOSQE_BUFFER_SELECT
         sqe.ioprio = liburing.IORING_RECV_MULTISHOT
         sqe.buf_group = BUFFER_GROUP
         return 0
 
+    cdef int failed(self, exc) except -1:
+        """Nothing more can be received."""
+        if self.transport is None:
+            return 0
+        return self.transport.fatal_error(exc, "Fatal read error on socket transport")
+
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         if self.timer is not None and (result > 0 or flags == READINESS):
             touch(self.timer.loop, self.timer)
-        context = enter_context(self.context)
         try:
-            return self.take_answer(result, flags)
-        finally:
-            PyContext_Exit(context)
+            context = enter_context(self.context)
+            try:
+                return self.take_answer(result, flags)
+            finally:
+                PyContext_Exit(context)
+        except MemoryError as exc:
+            # The message is gone: what follows must not look like its continuation.
+            return self.failed(exc)
 
     cdef int take_answer(self, int32_t result, uint32_t flags) except -1:
         if flags == READINESS:
@@ -136,11 +152,7 @@ cdef class Receiver(Operation):
         if not flags & liburing.IORING_CQE_F_MORE:
             self.request_ended(result)
         if result > 0:
-            try:
-                return self.take_block(flags >> liburing.IORING_CQE_BUFFER_SHIFT, result)
-            except MemoryError as exc:
-                # The message is gone: what follows must not look like its continuation.
-                return self.transport.fatal_error(exc, "Fatal read error on socket transport")
+            return self.take_block(flags >> liburing.IORING_CQE_BUFFER_SHIFT, result)
         # An error may name a block; it is never offered again (liburing #1530).
         if result == 0:
             return self.input_ended(EOFError())
@@ -226,7 +238,18 @@ cdef class Receiver(Operation):
             buffers.give_back(block)
             return 0
         if size == buffers.block_size and not self.large:
-            self.switch_to_large()
+            # The answer comes first: the request to end may find the queue refused.
+            try:
+                return self.pass_on(block, content, size)
+            finally:
+                if self.wanted:
+                    self.switch_to_large()
+        return self.pass_on(block, content, size)
+
+    cdef int pass_on(self, unsigned block, const char *content, int32_t size) except -1:
+        """Deliver or hold a lent block's content; the block goes back."""
+        cdef LoopCore loop = self.transport.loop
+        cdef BufferRing buffers = loop.ring.buffers
         if not self.wanted or self.held:
             self.hold(buffers.copy(block, size))
         elif self.transport.buffered:
@@ -384,8 +407,11 @@ cdef class Receiver(Operation):
 
     cdef int schedule_delivery(self) except -1:
         if not self.delivery_scheduled:
+            try:
+                self.transport.loop.call_soon(self._deliver_held)
+            except MemoryError as exc:
+                return self.failed(exc)
             self.delivery_scheduled = True
-            self.transport.loop.call_soon(self._deliver_held)
         return 0
 
     def _deliver_held(self):
@@ -394,11 +420,14 @@ cdef class Receiver(Operation):
             return
         if self.timer is not None and self.held:
             touch(self.timer.loop, self.timer)
-        context = enter_context(self.context)
         try:
-            self.deliver_held()
-        finally:
-            PyContext_Exit(context)
+            context = enter_context(self.context)
+            try:
+                self.deliver_held()
+            finally:
+                PyContext_Exit(context)
+        except MemoryError as exc:
+            self.failed(exc)
 
     cdef int deliver_held(self) except -1:
         cdef StreamTransport transport = self.transport

@@ -38,14 +38,18 @@ cdef class Sender(Operation):
     cdef bint cut_short         # ... and the last such sent less: its error was lost
     cdef bint dropped           # what is in flight belongs to a connection that was aborted
     cdef liburing.msghdr message
+    cdef liburing.iovec first_vector        # enough for one chunk: sending needs no memory
     cdef liburing.iovec *vectors
     cdef Py_ssize_t vector_room
 
     def __cinit__(self):
         self.chunks = []
+        self.vectors = &self.first_vector
+        self.vector_room = 1
 
     def __dealloc__(self):
-        PyMem_RawFree(self.vectors)
+        if self.vectors is not &self.first_vector:
+            PyMem_RawFree(self.vectors)
 
     cdef object owner(self):
         return self.transport
@@ -57,19 +61,33 @@ cdef class Sender(Operation):
         self.size += PyBytes_GET_SIZE(chunk)
         return 0
 
+    cdef int extend(self, list chunks, Py_ssize_t size) except -1:
+        """Append chunks of so many bytes, all or none; none of them is empty."""
+        if self.timer is not None and not self.size:
+            self.timer.start()
+        self.chunks.extend(chunks)
+        self.size += size
+        return 0
+
+    cdef void make_vectors(self, Py_ssize_t wanted) noexcept:
+        """Room for more vectors, if there is memory."""
+        cdef liburing.iovec *vectors = <liburing.iovec *>PyMem_RawMalloc(
+            wanted * sizeof(liburing.iovec))
+        if vectors is NULL:
+            return
+        if self.vectors is not &self.first_vector:
+            PyMem_RawFree(self.vectors)
+        self.vectors = vectors
+        self.vector_room = wanted
+
     cdef Py_ssize_t gather(self) except -1:
         """Point the vectors at what is to be sent next. Returns the bytes; message counts them."""
         cdef Py_ssize_t index = self.first, skip = self.offset, total = 0, length
         cdef Py_ssize_t count = 0, wanted = min(PyList_GET_SIZE(self.chunks) - index, MAX_VECTORS)
-        cdef liburing.iovec *vectors
         cdef PyObject *chunk
         if wanted > self.vector_room:
-            vectors = <liburing.iovec *>PyMem_RawRealloc(
-                self.vectors, wanted * sizeof(liburing.iovec))
-            if vectors is NULL:
-                raise MemoryError()
-            self.vectors = vectors
-            self.vector_room = wanted
+            self.make_vectors(wanted)
+            wanted = min(wanted, self.vector_room)
         while count < wanted and total < CHUNK_SIZE:
             chunk = <PyObject *>PyList_GET_ITEM(self.chunks, index)
             length = min(PyBytes_GET_SIZE(<object>chunk) - skip, CHUNK_SIZE - total)
@@ -104,7 +122,10 @@ cdef class Sender(Operation):
             self.first = 0
             self.chunks.clear()
         elif self.first >= 1024 and 2 * self.first > PyList_GET_SIZE(self.chunks):
-            del self.chunks[:self.first]
+            try:
+                del self.chunks[:self.first]
+            except MemoryError:
+                return 0                    # another time
             self.first = 0
         return 0
 
@@ -151,7 +172,7 @@ cdef class Sender(Operation):
             if self.size:
                 try:
                     loop.poller.watch_output(self.transport.fd, self)
-                except OSError as exc:
+                except (OSError, MemoryError) as exc:
                     return self.transport.fatal_error(
                         exc, "Fatal write error on socket transport")
                 self.watching = True
@@ -159,12 +180,15 @@ cdef class Sender(Operation):
         self.in_flight_size = self.gather()
         self.prepared_in = loop.counters.ticks
         self.watching = False
-        if self.message.msg_iovlen == 1:
-            sqe = loop.ring.start(self, liburing.IORING_OP_SEND, self.transport.fd,
-                                  self.vectors[0].iov_base, <uint32_t>self.vectors[0].iov_len)
-        else:
-            sqe = loop.ring.start(self, liburing.IORING_OP_SENDMSG, self.transport.fd,
-                                  &self.message, 1)
+        try:
+            if self.message.msg_iovlen == 1:
+                sqe = loop.ring.start(self, liburing.IORING_OP_SEND, self.transport.fd,
+                                      self.vectors[0].iov_base, <uint32_t>self.vectors[0].iov_len)
+            else:
+                sqe = loop.ring.start(self, liburing.IORING_OP_SENDMSG, self.transport.fd,
+                                      &self.message, 1)
+        except MemoryError as exc:
+            return self.transport.fatal_error(exc, "Fatal write error on socket transport")
         self.waits_for_all = self.timer is None
         sqe.msg_flags = liburing.MSG_NOSIGNAL
         if self.waits_for_all:
@@ -208,13 +232,16 @@ cdef class Sender(Operation):
         return 0
 
     cdef int failed(self, int error) except -1:
-        if (error == EPIPE and self.cut_short
-                and self.transport.sock.family != liburing.AF_UNIX):
-            # The kernel dropped the error that ended MSG_WAITALL half-way, and EPIPE says only that
-            # there was one. (A Unix peer may have called shutdown(SHUT_RD).)
-            error = ECONNRESET
-        return self.transport.fatal_error(
-            os_error(error), "Fatal write error on socket transport")
+        try:
+            if (error == EPIPE and self.cut_short
+                    and self.transport.sock.family != liburing.AF_UNIX):
+                # The kernel dropped the error that ended MSG_WAITALL half-way, and EPIPE says only
+                # that there was one. (A Unix peer may have called shutdown(SHUT_RD).)
+                error = ECONNRESET
+            exc = os_error(error)
+        except MemoryError as no_memory:
+            exc = no_memory
+        return self.transport.fatal_error(exc, "Fatal write error on socket transport")
 
     cdef int set_timer(self, InactivityTimer timer) except -1:
         if self.timer is not None:

@@ -13,9 +13,12 @@ cdef enum:
 
 cdef class SockLoop(LoopCore):
     cdef list input_queues, output_queues       # by descriptor; None: no call was made yet
-    cdef list unarmed           # Watched: what wants a request before the next submit
+    # Those that want a request before the next submit: a chain, which takes no memory to join.
+    cdef Watched first_unarmed, last_unarmed
     cdef list holding_calls     # whose sends are prepared
-    cdef list watched           # Watched: what user code may close the socket of
+    # Watched: what user code may close the socket of; the places behind the count are empty.
+    cdef list watched
+    cdef Py_ssize_t watched_count
     cdef Py_ssize_t next_look, unlooked     # places in `watched`
     cdef Stash stash
     cdef bint reads_ahead       # the option sock_readahead
@@ -25,7 +28,6 @@ cdef class SockLoop(LoopCore):
     def __cinit__(self, *args, **kwargs):
         self.input_queues = []
         self.output_queues = []
-        self.unarmed = []
         self.holding_calls = []
         self.watched = []
         self.stash = _STASH
@@ -138,20 +140,42 @@ cdef class SockLoop(LoopCore):
     cdef inline object done_future(self):
         """A Future whose result is None."""
         if self.any_done_future is None:
-            self.any_done_future = self.create_future()
-            self.any_done_future.set_result(None)
+            future = self.create_future()
+            future.set_result(None)
+            self.any_done_future = future
         return self.any_done_future
 
     cdef int before_submit(self) except -1:
         cdef Watched item
-        cdef Py_ssize_t i = 0
         self.look_for_closed(LOOKS_PER_TICK)
-        while i < PyList_GET_SIZE(self.unarmed):
-            item = <Watched>PyList_GET_ITEM(self.unarmed, i)
-            item.arm()
-            i += 1
-        self.unarmed.clear()
+        while self.first_unarmed is not None:
+            item = self.take_unarmed()
+            try:
+                item.arm()
+            except BaseException:
+                self.want_request(item)             # in the next run
+                raise
         return 0
+
+    cdef int want_request(self, Watched item) noexcept:
+        """Have the item make a request right before the next submit."""
+        if item.is_unarmed:
+            return 0
+        item.is_unarmed = True
+        if self.last_unarmed is None:
+            self.first_unarmed = item
+        else:
+            self.last_unarmed.next_unarmed = item
+        self.last_unarmed = item
+        return 0
+
+    cdef Watched take_unarmed(self):
+        item = self.first_unarmed
+        self.first_unarmed, item.next_unarmed = item.next_unarmed, None
+        if self.first_unarmed is None:
+            self.last_unarmed = None
+        item.is_unarmed = False
+        return item
 
     cdef int after_submit(self) except -1:
         cdef SocketCall call
@@ -163,22 +187,30 @@ cdef class SockLoop(LoopCore):
     # --- sockets that are closed under a request -------------------------------------------------
 
     cdef int watch(self, Watched item) except -1:
-        item.place = PyList_GET_SIZE(self.watched)
-        self.watched.append(item)
+        # Never made shorter: leaving it cannot fail.
+        if self.watched_count == PyList_GET_SIZE(self.watched):
+            self.watched.append(item)
+        else:
+            self.watched[self.watched_count] = item
+        item.place = self.watched_count
+        self.watched_count += 1
         return 0
 
     cdef int unwatch(self, Watched item) except -1:
-        cdef Watched last = self.watched.pop()
+        cdef Watched last
+        self.watched_count -= 1
+        last = self.watched[self.watched_count]
         if last is not item:
             last.place = item.place
             self.watched[last.place] = last
         item.place = -1
+        self.watched[self.watched_count] = None
         return 0
 
     cdef bint before_wait(self) except -1:
         # When nothing has run since all were looked at, the loop may sleep.
         if not self.is_idle:
-            self.unlooked = PyList_GET_SIZE(self.watched)
+            self.unlooked = self.watched_count
         self.look_for_closed(LOOKS_PER_WAIT)
         return self.unlooked > 0
 
@@ -186,10 +218,10 @@ cdef class SockLoop(LoopCore):
         """Look at some of the watched, in turn."""
         cdef Watched item
         cdef Py_ssize_t i
-        for i in range(min(looks, PyList_GET_SIZE(self.watched))):
+        for i in range(min(looks, self.watched_count)):
             # Backwards, because one that leaves the list puts the last into its place.
-            if not 0 < self.next_look <= PyList_GET_SIZE(self.watched):
-                self.next_look = PyList_GET_SIZE(self.watched)
+            if not 0 < self.next_look <= self.watched_count:
+                self.next_look = self.watched_count
                 if self.next_look == 0:
                     break
             self.next_look -= 1
@@ -203,13 +235,17 @@ cdef class SockLoop(LoopCore):
         try:
             LoopCore._release(self)
         finally:
-            for item in list(self.watched):
+            while self.watched_count:
+                item = <Watched>PyList_GET_ITEM(self.watched, self.watched_count - 1)
                 if isinstance(item, SocketQueue):
                     (<SocketQueue>item).take_calls()    # they wait for ever, as asyncio's
+                else:
+                    self.unwatch(item)
             self.watched.clear()
             self.input_queues.clear()
             self.output_queues.clear()
-            self.unarmed.clear()
+            while self.first_unarmed is not None:
+                self.take_unarmed()
             self.holding_calls.clear()
             self.any_done_future = None
 

@@ -156,10 +156,15 @@ cdef class SocketCall:
             self.argument = memoryview(self.argument)
         self.state = WAITING
         self.blocking = True
-        if self.kind == SENDALL and queue.head is None and queue.can_batch(self):
-            self.holds_socket = True
-            self.sock._io_refs += 1     # as a file made of the socket does
-        queue.add(self)
+        try:
+            if self.kind == SENDALL and queue.head is None and queue.can_batch(self):
+                self.sock._io_refs += 1     # as a file made of the socket does
+                self.holds_socket = True
+            queue.add(self)
+        except BaseException:
+            self.let_socket_go()
+            self.finish()
+            raise
         return False
 
     cdef Py_ssize_t stream_limit(self) except -1:
@@ -297,11 +302,15 @@ cdef class SocketCall:
         self.callback = self.context = None
         if callback is None:
             return 0
+        # A real Future, the same for all: the task asks for no more than that it is done, and asks
+        # another kind of object by a look-up that no cache knows.
+        try:
+            future = self.loop.done_future()
+        except MemoryError:
+            future = self
         context = enter_context(context)
         try:
-            # A real Future, the same for all: the task asks for no more than that it is done, and
-            # asks another kind of object by a look-up that no cache knows.
-            PyObject_CallOneArg(callback, self.loop.done_future())
+            PyObject_CallOneArg(callback, future)
         finally:
             PyContext_Exit(context)
         return 0

@@ -24,7 +24,6 @@ cdef class SocketQueue(Watched):
     cdef bint is_output
     cdef SocketCall head
     cdef object followers       # deque of SocketCall, or None
-    cdef bint must_arm
     cdef RequestKind request_kind       # of what is in flight
     # The call has gone, its request not yet: what it brings is for the stash, under `cookie`.
     cdef bint orphaned
@@ -107,10 +106,10 @@ cdef class SocketQueue(Watched):
         return 0
 
     cdef int add(self, SocketCall call) except -1:
-        call.queue = self
         if self.head is None:
-            self.head = call
             self.loop.watch(self)
+            self.head = call
+            call.queue = self
             return self.request()
         if self.followers is None:
             followers = collections.deque()
@@ -118,6 +117,7 @@ cdef class SocketQueue(Watched):
             if self.followers is None:
                 self.followers = followers
         self.followers.append(call)
+        call.queue = self
         if self.state == IDLE:
             return self.request()   # add_reader() may have displaced what the head waited for
         return 0
@@ -143,6 +143,13 @@ cdef class SocketQueue(Watched):
             self.loop.call_soon(self._retry)
             return 0
         return self.request()
+
+    cdef int head_failed(self, SocketCall call, exc) except -1:
+        """The request, or what it brought, could not be dealt with: the call ends."""
+        if self.head is not call or call is None:
+            raise exc
+        call.error = exc
+        return self.head_done(call)
 
     def _retry(self):
         if self.head is not None and self.state == IDLE:
@@ -220,14 +227,21 @@ cdef class SocketQueue(Watched):
 
     cdef int request(self) except -1:
         """Have a request made before the loop submits."""
-        if not self.must_arm:
-            self.must_arm = True
-            self.loop.unarmed.append(self)
-        return 0
+        return self.loop.want_request(self)
 
     cdef int arm(self) except -1:
         """Make the request for the head. Called right before the submit."""
-        self.must_arm = False
+        cdef SocketCall call = self.head
+        try:
+            return self.make_request()
+        except MemoryError as exc:
+            if call is None or self.head is not call:
+                raise
+            self.next()
+            call.fail_later(exc)
+        return 0
+
+    cdef int make_request(self) except -1:
         if self.ahead is not None and self.reads_ahead_of(self.ahead.sock()):
             return self.ahead.arm()
         self.look()
@@ -249,7 +263,7 @@ cdef class SocketQueue(Watched):
                 self.loop.poller.watch_output(self.fd, self)
             else:
                 self.loop.poller.watch_input(self.fd, self)
-        except OSError as exc:
+        except (OSError, MemoryError) as exc:
             self.next()
             call.fail_later(exc)
         return 0
@@ -305,6 +319,13 @@ cdef class SocketQueue(Watched):
         return self.loop.poller.unwatch_input(self.fd, self)
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
+        cdef SocketCall call = self.head
+        try:
+            return self.take_answer(result, flags)
+        except MemoryError as exc:
+            return self.head_failed(call, exc)
+
+    cdef int take_answer(self, int32_t result, uint32_t flags) except -1:
         if self.request_kind == READINESS_WATCH:
             self.stop_watching()
         elif self.orphaned:

@@ -12,7 +12,7 @@ cdef enum:
 @cython.internal
 @cython.final
 cdef class Stash:
-    cdef dict entries           # cookie -> deque of bytes, at most one OSError at the end
+    cdef dict entries           # cookie -> deque of bytes, at most one exception at the end
     cdef Py_ssize_t sweep_at    # when there are so many, those of closed sockets are dropped
 
     def __cinit__(self):
@@ -28,7 +28,7 @@ cdef class Stash:
         return entry
 
     cdef int put(self, cookie, item) except -1:
-        """Keep bytes or an OSError for the next reader; nobody reads a closed socket (None)."""
+        """Keep bytes or an exception for the next reader; nobody reads a closed socket (None)."""
         if cookie is not None:
             self.entry(cookie).append(item)
         return 0
@@ -44,13 +44,15 @@ cdef class Stash:
         entry = self.entries.get(cookie)
         if entry is None:
             return None
-        item = entry.popleft()
+        item = entry[0]
         if isinstance(item, bytes) and len(item) > limit:
-            entry.appendleft(item[limit:])
-            item = item[:limit]
+            rest, item = item[limit:], item[:limit]
+            entry[0] = rest
+            return item
+        entry.popleft()
         if not entry:
             del self.entries[cookie]
-        if isinstance(item, OSError):
+        if not isinstance(item, bytes):
             raise item
         return item
 

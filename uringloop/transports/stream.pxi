@@ -245,9 +245,7 @@ cdef class StreamTransport(FlowControlTransport):
         if total <= JOIN_SIZE:
             self.sender.append(b"".join(parts))
         else:
-            for part in parts:
-                if part:
-                    self.sender.append(part)
+            self.sender.extend([part for part in parts if part], total)
         self.output_queued()
 
     cdef bytes snapshot(self, data):
@@ -262,7 +260,7 @@ cdef class StreamTransport(FlowControlTransport):
                     sent = liburing.send(self.fd, view.buf, view.len, SEND_FLAGS)
                     if sent > 0:
                         self.loop.counters.bytes_sent += sent
-                        return PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent)
+                        return self.rest_of(&view, sent)
                     if errno != EAGAIN and errno != EINTR:
                         # Reported here: a second try would answer EPIPE instead of ECONNRESET.
                         self.sender.failed(errno)
@@ -270,6 +268,14 @@ cdef class StreamTransport(FlowControlTransport):
             finally:
                 PyBuffer_Release(&view)
         return snapshot_of(data)
+
+    cdef bytes rest_of(self, Py_buffer *view, Py_ssize_t sent):
+        """What is not sent of a buffer, whose beginning is."""
+        try:
+            return PyBytes_FromStringAndSize(<char *>view.buf + sent, view.len - sent)
+        except MemoryError as exc:
+            self.fatal_error(exc, "Fatal write error on socket transport")
+        return b""
 
     cdef int output_queued(self) except -1:
         """Data was appended: now, or in the flush of this tick?"""
@@ -367,6 +373,8 @@ cdef class StreamTransport(FlowControlTransport):
     # --- both --------------------------------------------------------------------------------
 
     cdef int flush(self) except -1:
+        if self.must_be_told:
+            return self.tell_of_loss()
         if self.receiver.must_arm:
             self.receiver.prepare()
         if self.sender.size:
@@ -450,6 +458,25 @@ cdef class StreamTransport(FlowControlTransport):
         return 0
 
 
+    cdef int schedule_start(self, waiter) except -1:
+        """connection_made, then reading, then the waiter; all of them or none."""
+        cdef list handles = []
+        try:
+            handles.append(self.loop.call_soon(self.protocol.connection_made, self))
+            handles.append(self.loop.call_soon(self._start_reading))
+            if waiter is not None:
+                self.loop.call_soon(futures._set_result_unless_cancelled, waiter, None)
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return 0
+
+    cdef int give_up(self) except -1:
+        self.receiver.transport = self.sender.transport = None      # no cycle
+        return Transport.give_up(self)
+
+
 cdef bytes snapshot_of(data):
     """The content of a bytes-like object of any shape, in C order."""
     return memoryview(data).tobytes()
@@ -475,11 +502,14 @@ def make_stream_transport(SockLoop loop, sock, protocol, waiter=None, extra=None
     transport.high_water = 64 * 1024
     transport.low_water = 16 * 1024
     transport.set_protocol(protocol)
-    transport.own(loop, sock, {} if extra is None else dict(extra), server)
-    set_no_delay(sock, transport.fd)
-    receiver.preload(loop.take_received(transport.fd))
-    loop.call_soon(protocol.connection_made, transport)
-    loop.call_soon(transport._start_reading)
-    if waiter is not None:
-        loop.call_soon(futures._set_result_unless_cancelled, waiter, None)
+    try:
+        transport.own(loop, sock, {} if extra is None else dict(extra), server)
+        set_no_delay(sock, transport.fd)
+        receiver.preload(loop.take_received(transport.fd))
+        transport.schedule_start(waiter)
+    except BaseException:
+        for data in receiver.held or ():
+            loop.stash.put(cookie_of(transport.fd), data)
+        transport.give_up()
+        raise
     return transport

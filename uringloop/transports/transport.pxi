@@ -37,6 +37,8 @@ cdef class Transport(Flushable):
     cdef bint closing
     cdef bint finished
     cdef bint server_counts_transports      # Python 3.13
+    cdef bint must_be_told      # of the end: connection_lost could not be scheduled
+    cdef object lost_with
     # 0 until connection_lost is scheduled; counts the writes that came too late.
     cdef int lost
     cdef object __weakref__
@@ -76,7 +78,7 @@ cdef class Transport(Flushable):
         # While this count is above zero, sock.close() by somebody else does not close the
         # descriptor, whose number would then name another file (as uvloop does it).
         sock._io_refs += 1
-        self.sock = sock
+        self.sock = sock        # only now is there something to let go
         loop.poller.own(fd, self)
         if server is not None:
             self.server_counts_transports = _SERVER_COUNTS_TRANSPORTS
@@ -86,6 +88,17 @@ cdef class Transport(Flushable):
                 server._attach()
             self.server = server        # only now is there something to detach
         return 0
+
+    cdef int give_up(self) except -1:
+        """The transport could not be made: the socket is its maker's again."""
+        self.finished = self.closing = True
+        self.protocol = None
+        sock, self.sock = self.sock, None
+        if sock is None:
+            return 0
+        self.loop.poller.disown(self.fd, self)
+        sock._io_refs -= 1
+        return self.detach_server()
 
     @property
     def _loop(self):
@@ -156,28 +169,46 @@ cdef class Transport(Flushable):
 
     cdef int fatal_error(self, exc, str message) except -1:
         """Report an error that ends the connection, as asyncio does: OSErrors only in debug."""
-        if isinstance(exc, OSError):
-            if self.loop._debug:
-                asyncio_logger.debug("%r: %s", self, message, exc_info=exc)
-        else:
-            self.loop.call_exception_handler({
-                "message": message, "exception": exc, "transport": self,
-                "protocol": self.protocol})
-        return self.force_close(exc)
+        try:
+            if isinstance(exc, OSError):
+                if self.loop._debug:
+                    asyncio_logger.debug("%r: %s", self, message, exc_info=exc)
+            else:
+                self.loop.call_exception_handler({
+                    "message": message, "exception": exc, "transport": self,
+                    "protocol": self.protocol})
+        finally:
+            self.force_close(exc)
+        return 0
 
     cdef int force_close(self, exc) except -1:
         if self.lost:
             return 0
-        self.drop_output()
-        if not self.closing:
+        try:
+            self.drop_output()
+            if not self.closing:
+                self.closing = True
+                self.stop_receiving()
+        finally:
             self.closing = True
-            self.stop_receiving()
-        return self.lose_connection(exc)
+            self.lose_connection(exc)
+        return 0
 
     cdef int lose_connection(self, exc) except -1:
         """Schedule connection_lost; only ever once."""
         self.lost += 1
-        self.loop.call_soon(self._call_connection_lost, exc)
+        try:
+            self.loop.call_soon(self._call_connection_lost, exc)
+        except MemoryError:
+            self.lost_with = exc            # out of the flush, which needs no memory
+            self.must_be_told = True
+            self.loop.mark_dirty(self)
+        return 0
+
+    cdef int tell_of_loss(self) except -1:
+        exc, self.lost_with = self.lost_with, None
+        self.must_be_told = False
+        self._call_connection_lost(exc)
         return 0
 
     def _call_connection_lost(self, exc):
@@ -194,10 +225,15 @@ cdef class Transport(Flushable):
             return 0
         self.finished = True
         self.protocol = None
-        self.end_requests()
-        if self.is_idle():
-            self.release()
-        return self.detach_server()
+        try:
+            self.end_requests()
+        finally:
+            try:
+                if self.is_idle():
+                    self.release()
+            finally:
+                self.detach_server()
+        return 0
 
     cdef int end_requests(self) except -1:
         """End what is in flight before returning, as far as the kernel does: a peer sees the end of

@@ -10,6 +10,8 @@ cdef class SockLoop(LoopCore)
 @cython.internal
 cdef class Watched(Operation):
     cdef Py_ssize_t place       # in loop.watched; -1: not watched
+    cdef bint is_unarmed        # it wants a request before the next submit
+    cdef Watched next_unarmed
 
     cdef int look(self) except -1:
         """End the request if the socket was closed. Calls no protocol and no task."""
