@@ -110,4 +110,122 @@ static inline int disturb_submit(struct io_uring *ring)
 	return io_uring_submit(ring);
 }
 
+/* Allocations of Python's that fail, but only those that the engine makes: on the stack, its code
+ * comes before the interpreter's loop and before any other library. Python's own code would not
+ * survive it (_testcapi.set_nomemory() crashes asyncio).
+ */
+#include <dlfcn.h>
+#include <execinfo.h>
+
+#define DISTURB_DEPTH 24
+
+static PyMemAllocatorEx disturb_allocators[3];
+static int disturb_memory_on;
+static uint64_t disturb_allocations, disturb_fail_from, disturb_fail_until;
+static void *disturb_own_base, *disturb_python_base;
+
+/* Python code; and tracebacks: the code that Cython makes of `except` crashes without one. */
+static int disturb_is_exempt(const char *name)
+{
+	return name && (strstr(name, "EvalFrame") || !strcmp(name, "PyTraceBack_Here") ||
+			!strcmp(name, "PyCode_NewEmpty") || !strcmp(name, "PyFrame_New") ||
+			strstr(name, "PyUnicode_FromFormat"));
+}
+
+static int disturb_is_engines(void)
+{
+	static __thread int inside;
+	void *frames[DISTURB_DEPTH];
+	Dl_info where;
+	int count, i, found = 0;
+
+	if (inside)		/* backtrace() may allocate once */
+		return 0;
+	inside = 1;
+	count = backtrace(frames, DISTURB_DEPTH);
+	/* The first two are this function and the hook that calls it. */
+	for (i = 2; i < count; i++) {
+		if (!dladdr(frames[i], &where))
+			break;
+		if (where.dli_fbase == disturb_own_base) {
+			found = 1;
+			break;
+		}
+		if (where.dli_fbase != disturb_python_base || disturb_is_exempt(where.dli_sname))
+			break;
+	}
+	inside = 0;
+	return found;
+}
+
+static int disturb_fails(void)
+{
+	uint64_t number;
+
+	if (!disturb_memory_on || !disturb_is_engines())
+		return 0;
+	number = disturb_allocations++;
+	return number >= disturb_fail_from && number < disturb_fail_until;
+}
+
+static __attribute__((noinline)) void *disturb_malloc(void *context, size_t size)
+{
+	PyMemAllocatorEx *real = context;
+
+	return disturb_fails() ? NULL : real->malloc(real->ctx, size);
+}
+
+static __attribute__((noinline)) void *disturb_calloc(void *context, size_t count, size_t size)
+{
+	PyMemAllocatorEx *real = context;
+
+	return disturb_fails() ? NULL : real->calloc(real->ctx, count, size);
+}
+
+static __attribute__((noinline)) void *disturb_realloc(void *context, void *memory, size_t size)
+{
+	PyMemAllocatorEx *real = context;
+
+	return disturb_fails() ? NULL : real->realloc(real->ctx, memory, size);
+}
+
+static void disturb_free(void *context, void *memory)
+{
+	PyMemAllocatorEx *real = context;
+
+	real->free(real->ctx, memory);
+}
+
+static void disturb_memory_begin(uint64_t from, uint64_t until)
+{
+	static const PyMemAllocatorDomain domains[3] = {
+		PYMEM_DOMAIN_RAW, PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ };
+	Dl_info where;
+	int i;
+
+	if (!disturb_own_base) {
+		dladdr((void *)disturb_memory_begin, &where);
+		disturb_own_base = where.dli_fbase;
+		dladdr((void *)PyObject_Malloc, &where);
+		disturb_python_base = where.dli_fbase;
+		for (i = 0; i < 3; i++) {
+			PyMemAllocatorEx hook = { &disturb_allocators[i], disturb_malloc,
+						  disturb_calloc, disturb_realloc, disturb_free };
+
+			PyMem_GetAllocator(domains[i], &disturb_allocators[i]);
+			PyMem_SetAllocator(domains[i], &hook);
+		}
+	}
+	disturb_allocations = 0;
+	disturb_fail_from = from;
+	disturb_fail_until = until;
+	disturb_memory_on = 1;
+}
+
+static uint64_t disturb_memory_end(void)
+{
+	disturb_memory_on = 0;
+	return disturb_allocations;
+}
+
 #endif /* URINGLOOP_DISTURB_H */

@@ -23,5 +23,8 @@ cdef extern from "ring/compat.h" nogil:
     unsigned disturb_rule_count
     uint64_t disturb_state
 
+    void disturb_memory_begin(uint64_t first, uint64_t last)
+    uint64_t disturb_memory_end()
+
     enum:
         IORING_OP_CONNECT

@@ -56,3 +56,13 @@ def disturb_nothing():
     count = sum(disturbed())
     disturb.disturb_rule_count = 0
     return count
+
+
+def disturb_memory(first, count=1):
+    """Let `count` of the engine's allocations of Python memory fail, beginning with that one."""
+    disturb.disturb_memory_begin(first, first + count)
+
+
+def undisturbed_memory():
+    """No allocation fails any more. Returns how many the engine has made or tried to."""
+    return disturb.disturb_memory_end()
