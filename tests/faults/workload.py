@@ -298,3 +298,52 @@ class Workload:
             sock.setblocking(False)
             await loop.sock_connect(sock, self.listener.getsockname())
             await self.both(send(), receive())
+
+
+# --- as a script: workload.py KIND waits for a line, works, and prints what became of it ----------
+
+
+def attempt(kind):
+    """"done", "ended" (some connections, with an OSError), or "raised ..." out of the loop."""
+    import uringloop
+
+    contexts = []
+    loop = uringloop.new_event_loop(
+        uringloop.LoopOptions(backend="auto" if kind == "io_uring" else kind))
+    try:
+        loop.set_exception_handler(lambda loop, context: contexts.append(context))
+        outcome = loop.run_until_complete(asyncio.wait_for(Workload(loop).run(), 60))
+    finally:
+        loop.close()
+    strange = [repr(context) for context in contexts
+               if not isinstance(context.get("exception"), OSError)]
+    assert not strange, strange
+    return "ended" if outcome.failed or contexts else "done", outcome.connections, outcome.bytes
+
+
+def main(kind):
+    import gc
+    import json
+    import warnings
+
+    from helpers import open_fds
+
+    warnings.simplefilter("ignore")
+    asyncio.constants.ACCEPT_RETRY_DELAY = 0.01
+    before = open_fds()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    connections = received = 0
+    try:
+        result, connections, received = attempt(kind)
+    except OSError as exc:
+        result = f"raised {exc!r}"
+    for _ in range(3):
+        gc.collect()
+    left = [name for fd, name in open_fds().items() if fd not in before]
+    print(json.dumps({"result": result, "connections": connections, "bytes": received,
+                      "leaked": left}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
