@@ -115,14 +115,18 @@ cdef class Ring:
 
     cdef int cancel(self, Operation operation) except -1:
         """submitted -> cancelling. The operation's own answer still comes, with data if it won."""
-        cdef liburing.io_uring_sqe *sqe
         if operation.state != SUBMITTED or not self.usable():
             return 0
-        sqe = self.next_sqe()
-        liburing.prepare(sqe, liburing.IORING_OP_ASYNC_CANCEL, -1,
-                         <void *><uintptr_t>operation.user_data, 0, 0)
-        sqe.flags = liburing.IOSQE_CQE_SKIP_SUCCESS
+        self.queue_cancel(operation.user_data, 0)
         self.operations.cancelling(operation)
+        return 0
+
+    cdef int queue_cancel(self, uint64_t user_data, uint32_t flags) except -1:
+        cdef liburing.io_uring_sqe *sqe = self.next_sqe()
+        liburing.prepare(sqe, liburing.IORING_OP_ASYNC_CANCEL, -1,
+                         <void *><uintptr_t>user_data, 0, 0)
+        sqe.flags = liburing.IOSQE_CQE_SKIP_SUCCESS
+        sqe.cancel_flags = flags
         return 0
 
     cdef int cancel_now(self, Operation operation) except -1:
@@ -139,7 +143,9 @@ cdef class Ring:
         # A worker thread that has the request does not end it in time, or a signal ends the wait
         # for that: then it ends later.
         if error < 0 and error not in (-ENOENT, -EALREADY, -ETIME, -EINTR):
-            raise RingError(-error, f"io_uring cannot cancel: {os.strerror(-error)}")
+            # A seccomp filter that came later, or no memory: the same by another system call.
+            self.queue_cancel(operation.user_data, 0)
+            self.submit_all()
         return 0
 
     cdef bint end_now(self, Operation operation, Answer *answer) except -1:
@@ -267,16 +273,13 @@ cdef class Ring:
 
     cdef int cancel_all(self) except -1:
         """Ask the kernel to end every request of this ring; their completions still come."""
-        cdef liburing.io_uring_sqe *sqe
         cdef uint32_t all_of_them = (
             liburing.IORING_ASYNC_CANCEL_ANY | liburing.IORING_ASYNC_CANCEL_ALL)
         cdef int error
         self.take_back()
         error = self.cancel_at_once(0, all_of_them, 1)
         if error < 0 and error != -ENOENT:
-            sqe = self.next_sqe()       # the queue is empty
-            liburing.prepare(sqe, liburing.IORING_OP_ASYNC_CANCEL, -1, NULL, 0, 0)
-            sqe.cancel_flags = all_of_them
+            self.queue_cancel(0, all_of_them)
             liburing.io_uring_submit(&self.ring)
         return 0
 
