@@ -28,3 +28,8 @@ def table():
 def repeats(usual):
     """How often a test repeats what it does: `usual`, times URINGLOOP_REPEAT in a long run."""
     return int(usual * float(os.environ.get("URINGLOOP_REPEAT", "1")))
+
+
+def examples(usual):
+    """How many examples a model is shown: `usual`, or URINGLOOP_EXAMPLES."""
+    return int(os.environ.get("URINGLOOP_EXAMPLES") or usual)

@@ -45,7 +45,8 @@ def why_not(kind):
     return None
 
 
-def make_loop(kind):
+def make_loop(kind, **options):
+    """A loop of this kind; options are LoopOptions of ours and nothing to the others."""
     if kind == "asyncio":
         return asyncio.SelectorEventLoop()
     if kind == "uvloop":
@@ -54,7 +55,7 @@ def make_loop(kind):
         return uvloop.new_event_loop()
     import uringloop
 
-    loop = uringloop.new_event_loop(uringloop.LoopOptions(backend=kind))
+    loop = uringloop.new_event_loop(uringloop.LoopOptions(backend=kind, **options))
     assert loop.backend == kind, f"{loop.backend} instead of {kind}: {loop.backend_reason}"
     return loop
 

@@ -8,3 +8,4 @@ include "../../uringloop/_core.pyx"
 cimport disturb
 
 include "disturb.pxi"
+include "rooms.pxi"
