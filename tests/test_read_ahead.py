@@ -23,6 +23,7 @@ from helpers import (
     socket_pair,
     ticks,
     until,
+    waiting,
 )
 
 import uringloop
@@ -67,6 +68,19 @@ async def test_bytes_that_come_between_calls(loop, family):
             while len(got) < 3:
                 got += await loop.sock_recv(ours, 100)
             assert got == b"%3d" % i
+
+
+async def test_calls_that_wait_when_the_pool_runs_dry(loop):
+    data = pattern(1000)
+    with socket_pair() as (ours, peer):
+        await armed(loop, ours, peer)
+        calls = [await waiting(loop, loop.sock_recv(ours, 1))]
+        calls += [loop.create_task(loop.sock_recv(ours, 1)) for _ in range(2)]
+        peer.sendall(data)
+        got = b"".join([await call for call in calls])
+        while len(got) < len(data):
+            got += await loop.sock_recv(ours, 100)
+        assert_same(got, data)
 
 
 async def test_calls_of_any_size_and_kind(loop):

@@ -107,6 +107,17 @@ async def test_what_came_for_a_cancelled_call_goes_to_those_that_wait(loop, loop
         assert first.cancelled()
 
 
+async def test_a_new_call_makes_none_overtake_what_came_for_a_cancelled_call(loop, loop_kind):
+    only_ours(loop_kind, "calls wait in order")
+    with socket_pair() as (ours, peer):
+        first, second = [await waiting(loop, loop.sock_recv(ours, 10)) for _ in range(2)]
+        peer.sendall(pattern(30))
+        loop.call_soon(first.cancel)
+        third = loop.create_task(loop.sock_recv(ours, 10))
+        assert await second == pattern(30)[:10]
+        assert await third == pattern(30)[10:20]
+
+
 async def test_what_came_for_a_cancelled_call_goes_to_a_transport(loop, loop_kind):
     only_ours(loop_kind, "stash")
     with socket_pair() as (ours, peer):

@@ -76,7 +76,9 @@ cdef class ReadAhead(Watched):
         if self.place < 0:              # stop() could not wait for its last answer
             self.take_answer(None, result, flags)
             return self.leave()
-        call = queue.head if not self.held and self.end is None else None
+        call = queue.head
+        if self.held or self.end is not None or self.loop.stash.has(self.cookie):
+            call = None                 # something older comes first
         self.take_answer(call, result, flags)
         if flags & liburing.IORING_CQE_F_MORE:
             if self.held_size >= HOLD_LIMIT:

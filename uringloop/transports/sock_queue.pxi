@@ -247,6 +247,10 @@ cdef class SocketQueue(Watched):
         self.look()
         if self.head is None or self.state != IDLE:
             return 0
+        if not self.is_output and self.loop.stash.has(self.sock_cookie):
+            # Nothing newer may come before it.
+            self.loop.call_soon(self._retry)
+            return 0
         if self.loop.ring is None:
             return self.watch()
         if self.head.limit and not self.large:

@@ -39,6 +39,10 @@ cdef class Stash:
             self.entry(cookie).appendleft(data)
         return 0
 
+    cdef bint has(self, cookie) except -1:
+        """Whether something is kept for a socket."""
+        return len(self.entries) > 0 and cookie in self.entries
+
     cdef object take(self, cookie, Py_ssize_t limit):
         """Up to `limit` bytes, or None. Raises an error that was kept."""
         entry = self.entries.get(cookie)
