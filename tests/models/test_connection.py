@@ -12,8 +12,8 @@ from connection import Connection
 from hypothesis import strategies as st
 from machine import WAYS, Machine, explore
 
-# uvloop differs in small ways that no model of asyncio's forgives: it isn't reading before the first
-# iteration, say, and closes at once when the peer has reset the connection.
+# uvloop differs in small ways that no model of asyncio forgives: it is not reading before the first
+# iteration, say.
 KINDS = ("asyncio", "io_uring", "epoll")
 SIZES = (1, 2, 63, 64, 65, 130, 1000, 8191, 8192, 16383, 16384, 20_000, 65_536, 70_000, 200_000)
 KINDS_OF_PROTOCOL = ("plain", "buffered", "reader")
