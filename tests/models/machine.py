@@ -122,7 +122,8 @@ class Machine:
         seen = [context.get("exception") for context in self.contexts]
         assert seen == self.raised, f"the exception handler: {self.contexts}"
         left = len(os.listdir("/proc/self/fd")) - self.fds
-        assert left == 0, f"{left} descriptors are left"
+        # Fewer: what an example that failed had left is collected meanwhile.
+        assert left <= 0, f"{left} descriptors are left"
 
     def abandon(self):
         """After a failure: end what would disturb the next example."""
