@@ -142,6 +142,7 @@ class Connection:
 
     def do_close(self):
         if self.transport is not None and not self.ended:
+            self.do_resume()            # paused, it would not see the answer to its close_notify
             self.ended = True
             self.transport.close()
 
