@@ -459,9 +459,12 @@ async def test_an_abstract_unix_socket_leaves_no_file(loop, loop_kind):
         pytest.skip("uvloop 0.23 does not connect to an abstract name")
     name = f"\0uringloop-{os.getpid()}-{id(loop)}"
     before = set(pathlib.Path.cwd().iterdir())
-    server = await loop.create_unix_server(Recorder, name)
+    accepted = Recorder()
+    server = await loop.create_unix_server(lambda: accepted, name)
     transport, _ = await loop.create_unix_connection(Recorder, name)
     transport.abort()
+    await until(lambda: accepted.transport)
+    await accepted.lost()
     server.close()
     await ticks()
     assert set(pathlib.Path.cwd().iterdir()) == before
