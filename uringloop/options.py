@@ -52,7 +52,8 @@ class LoopOptions:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-        if not low <= value <= high or (power_of_two and value & (value - 1)):
+        number = int(value)     # a sub-class is not asked what it is
+        if not low <= number <= high or (power_of_two and number & (number - 1)):
             kind = "a power of two" if power_of_two else "an int"
             raise ValueError(f"{name} must be {kind} from {low} to {high}, not {value!r}")
 
