@@ -9,6 +9,7 @@ import array
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import gc
 import itertools
 import math
@@ -32,6 +33,9 @@ from helpers import (
     ticks,
     until,
 )
+
+from uringloop import LoopOptions, new_event_loop
+from uringloop.options import effective_options
 
 CASES = 200 * int(os.environ.get("URINGLOOP_REPEAT", "1"))
 SEEDS = (1, 2, 3, 4)
@@ -456,6 +460,46 @@ def test_a_closed_loop_refuses_as_asyncios_does(loop_kind, seed):
             different.append(f"{case}: {got}, asyncio: {expected}")
     FIGURES["bad inputs tried"] += len(cases)
     assert not different, "\n".join(different)
+
+
+# Options
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(LoopOptions)])
+def test_options_are_in_range_or_refused(name):
+    for value in ALL.values():
+        at = Resources()
+        with at.stack:
+            chosen = value(at)
+            try:
+                options = LoopOptions(**{name: chosen})
+            except (TypeError, ValueError) as exc:
+                assert name in str(exc)
+            else:
+                assert new_event_loop(options).close() is None
+        FIGURES["bad inputs tried"] += 1
+
+
+WORDS = ["", "=", ",", "epoll", "ring_entries", "ring_entries=", "=5", "recv_buffers=64", "\0", "-1",
+         "recv_buffers=1e3", "sock_readahead=maybe", "backend=", "backend=kqueue", "9" * 5000,
+         "ring_entries=" + "9" * 5000, "recv_buffer_size=\u0663\u0663\u0663", "a=b=c", " ", "\udcff"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_environment_variables_are_understood_or_refused_with_their_name(seed):
+    generator = random.Random(seed)
+    for _ in range(CASES):
+        environ = {
+            "URINGLOOP_OPTIONS": ",".join(generator.choices(WORDS, k=generator.randrange(4))),
+            "URINGLOOP_BACKEND": generator.choice(["", "auto", "epoll", *WORDS]),
+        }
+        try:
+            options = effective_options(None, environ)
+        except (TypeError, ValueError) as exc:
+            assert "URINGLOOP_" in str(exc)
+        else:
+            assert options == LoopOptions(**dataclasses.asdict(options))
+        FIGURES["bad inputs tried"] += 1
 
 
 # Buffers that change, and code of the user that runs where the loop looks at an argument
