@@ -480,9 +480,11 @@ def test_options_are_in_range_or_refused(name):
         FIGURES["bad inputs tried"] += 1
 
 
-WORDS = ["", "=", ",", "epoll", "ring_entries", "ring_entries=", "=5", "recv_buffers=64", "\0", "-1",
-         "recv_buffers=1e3", "sock_readahead=maybe", "backend=", "backend=kqueue", "9" * 5000,
-         "ring_entries=" + "9" * 5000, "recv_buffer_size=\u0663\u0663\u0663", "a=b=c", " ", "\udcff"]
+WORDS = [
+    "", "=", ",", "epoll", "ring_entries", "ring_entries=", "=5", "recv_buffers=64", "\0", "-1",
+    "recv_buffers=1e3", "sock_readahead=maybe", "backend=", "backend=kqueue", "9" * 5000,
+    "ring_entries=" + "9" * 5000, "recv_buffer_size=\u0663\u0663\u0663", "a=b=c", " ", "\udcff",
+]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
