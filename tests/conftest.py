@@ -5,6 +5,7 @@ the exception handler that the test did not ask for, and no file descriptor was 
 """
 
 import asyncio
+import atexit
 import functools
 import gc
 import inspect
@@ -108,23 +109,9 @@ def pytest_runtest_teardown(item):
         pytest.fail(f"engine objects that are still alive: {left}")
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
-    """In a session with LeakSanitizer: memory that nothing points to is a failure."""
-    look = leaks.sanitizer()
-    if look is None or not session.testscollected or session.config.option.collectonly:
-        return
-    capture = session.config.pluginmanager.getplugin("capturemanager")
-    gc.collect()
-    with capture.global_and_fixture_disabled():
-        refused = leaks.why_no_sanitizer()
-        if refused:
-            print(f"\nLeakSanitizer cannot look here: {refused}")
-        elif look():
-            print("\nLeakSanitizer found leaks: see above")
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        else:
-            print("\nLeakSanitizer found no leak")
+    if leaks.sanitizer() and session.testscollected and not session.config.option.collectonly:
+        atexit.register(leaks.ask_sanitizer)
 
 
 def pytest_terminal_summary(terminalreporter, config):
