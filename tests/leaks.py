@@ -88,7 +88,7 @@ def why_no_sanitizer():
     command = [sys.executable, "-c", f"import ctypes; ctypes.CDLL(None).{_ASK}()"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode:
-        return done.stderr.strip().splitlines()[-1:] or "no reason given"
+        return (done.stderr.strip() or "no reason given").splitlines()[-1]
     return None
 
 
