@@ -293,7 +293,7 @@ class Run:
         keywords = {keyword.strip("="): values.pop()} if keyword else {}
         try:
             result = getattr(thing, method)(*values, **keywords)
-            if not hasattr(result, "send") or method == "create_task":
+            if not asyncio.isfuture(result) and not hasattr(result, "send"):
                 await self.undo(method, values, result)
                 return "done"
         except (Exception, asyncio.CancelledError) as exc:
