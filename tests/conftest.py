@@ -68,10 +68,14 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("loop_kind", kinds, indirect=True)
 
 
+def _kind_of(item):
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("loop_kind") if callspec else None
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        kind = callspec.params.get("loop_kind") if callspec else None
+        kind = _kind_of(item)
         if kind in ("asyncio", "uvloop"):
             for mark in item.iter_markers(f"{kind}_differs"):
                 _expect_failure(item, kind, *mark.args, **mark.kwargs)
@@ -102,6 +106,8 @@ _FAILED = pytest.StashKey[bool]()
 def pytest_runtest_teardown(item):
     """After all fixtures: no object of the engine is alive."""
     yield
+    if _kind_of(item) in ("asyncio", "uvloop"):
+        return
     item.funcargs.clear()
     failed = item.stash.get(_FAILED, False)
     left = item.config.stash[WATCH].look(0.0 if failed else 5.0)
