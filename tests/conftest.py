@@ -16,7 +16,6 @@ import figures
 import leaks
 import pytest
 from helpers import (
-    FIGURES,
     LOOP_KINDS,
     make_certificate,
     make_contexts,
@@ -46,14 +45,6 @@ def pytest_configure(config):
             f"{peer}_differs(reason, reference, when=True, run=True): {peer} is known to "
             "fail this test; reference is a public issue or document that says so",
         )
-
-
-def pytest_terminal_summary(terminalreporter):
-    lines = figures.table()
-    if lines:
-        terminalreporter.section("figures")
-        for line in lines:
-            terminalreporter.write_line(line)
 
 
 def pytest_generate_tests(metafunc):
@@ -126,8 +117,8 @@ def pytest_terminal_summary(terminalreporter, config):
         left = sum(watch.left.values())
         terminalreporter.write_line(
             f"engine objects left: {left} {dict(watch.left) or ''} (looked {watch.looks} times)")
-    for name, count in FIGURES.items():
-        terminalreporter.write_line(f"{name}: {count}")
+    for line in figures.lines():
+        terminalreporter.write_line(line)
 
 
 def _expect_failure(item, kind, reason, reference, when=True, run=True):

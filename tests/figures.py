@@ -5,6 +5,7 @@ import os
 
 COUNTED = ("cases", "faults", "connections", "bytes", "lost", "leaked")
 _figures = collections.defaultdict(collections.Counter)
+_notes = collections.Counter()
 
 
 def count(kind, **numbers):
@@ -15,8 +16,22 @@ def count(kind, **numbers):
     _figures[kind].update(numbers)
 
 
-def table():
+def note(what, number):
+    """Add to a figure that has a line of its own."""
+    _notes[what] += number
+
+
+def note_most(what, number):
+    """Keep the largest of what is noted."""
+    _notes[what] = max(_notes[what], number)
+
+
+def lines():
     """The figures as lines of text; no line if nothing was counted."""
+    return _table() + [f"{what}: {number:,}" for what, number in _notes.items()]
+
+
+def _table():
     if not _figures:
         return []
     lines = ["".join([f"{'':10}", *(f"{name:>16}" for name in COUNTED)])]
@@ -27,7 +42,7 @@ def table():
 
 def repeats(usual):
     """How often a test repeats what it does: `usual`, times URINGLOOP_REPEAT in a long run."""
-    return int(usual * float(os.environ.get("URINGLOOP_REPEAT", "1")))
+    return max(1, round(usual * float(os.environ.get("URINGLOOP_REPEAT", "1"))))
 
 
 def examples(usual):

@@ -2,7 +2,6 @@
 
 import array
 import asyncio
-import collections
 import contextlib
 import functools
 import os
@@ -14,12 +13,11 @@ import subprocess
 import sys
 import time
 
+import figures
 import pytest
 
 LOOP_KINDS = ("asyncio", "uvloop", "io_uring", "epoll")
-FIGURES = collections.Counter()  # what the tests count, printed at the end of the session
 LIMIT = 30.0  # seconds a condition may take; a guard against hangs, never a measurement
-REPEAT = float(os.environ.get("URINGLOOP_REPEAT", "1"))  # a long run multiplies its loops by it
 
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
@@ -89,8 +87,8 @@ def in_child(function):
 
 
 def repeats(count):
-    """How often a test repeats itself: `count` times URINGLOOP_REPEAT, at least once."""
-    return range(max(1, round(count * REPEAT)))
+    """For what a test repeats: a range of `count`, times URINGLOOP_REPEAT in a long run."""
+    return range(figures.repeats(count))
 
 
 def open_fds():

@@ -18,9 +18,9 @@ import random
 import socket
 import weakref
 
+import figures
 import pytest
 from helpers import (
-    FIGURES,
     LIMIT,
     PY312,
     Recorder,
@@ -37,7 +37,7 @@ from helpers import (
 from uringloop import LoopOptions, new_event_loop
 from uringloop.options import effective_options
 
-CASES = 200 * int(os.environ.get("URINGLOOP_REPEAT", "1"))
+CASES = figures.repeats(200)
 SEEDS = (1, 2, 3, 4)
 
 
@@ -401,7 +401,7 @@ def test_wrong_arguments_end_as_with_asyncio(loop_kind, seed):
     cases = chosen_cases(seed, CASES)
     expected = Run("asyncio", debug=seed % 2 == 0).outcomes(cases)
     got = Run(loop_kind, debug=seed % 2 == 0).outcomes(cases)
-    FIGURES["bad inputs tried"] += len(cases)
+    figures.note("bad inputs tried", len(cases))
     different = [f"{case}: {ours}, asyncio: {theirs}"
                  for case, ours, theirs in zip(cases, got, expected)
                  if ours != theirs and not is_known(case, ours, theirs)]
@@ -458,7 +458,7 @@ def test_a_closed_loop_refuses_as_asyncios_does(loop_kind, seed):
         got = outcome_when_closed(loop_kind, *case)
         if got != expected and not is_known(case, (got, ()), (expected, ())):
             different.append(f"{case}: {got}, asyncio: {expected}")
-    FIGURES["bad inputs tried"] += len(cases)
+    figures.note("bad inputs tried", len(cases))
     assert not different, "\n".join(different)
 
 
@@ -477,7 +477,7 @@ def test_options_are_in_range_or_refused(name):
                 assert name in str(exc)
             else:
                 assert new_event_loop(options).close() is None
-        FIGURES["bad inputs tried"] += 1
+        figures.note("bad inputs tried", 1)
 
 
 WORDS = [
@@ -501,7 +501,7 @@ def test_environment_variables_are_understood_or_refused_with_their_name(seed):
             assert "URINGLOOP_" in str(exc)
         else:
             assert options == LoopOptions(**dataclasses.asdict(options))
-        FIGURES["bad inputs tried"] += 1
+        figures.note("bad inputs tried", 1)
 
 
 # Buffers that change, and code of the user that runs where the loop looks at an argument
@@ -879,7 +879,7 @@ def test_a_protocol_that_does_anything_anywhere_ends_once(loop_kind, new_loop, e
     count = CASES // 5
     for number in range(count):
         loop.run_until_complete(stand_up_to(loop, 1000 * seed + number))
-    FIGURES["connections of hostile protocols"] += count
+    figures.note("connections of hostile protocols", count)
     loop.run_until_complete(still_works(loop))
     unexpected = [context for context in errors if not isinstance(
         context.get("exception"), (ZeroDivisionError, RuntimeError, TypeError, AttributeError))]

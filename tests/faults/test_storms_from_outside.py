@@ -6,10 +6,7 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 
 import figures
 import pytest
@@ -194,7 +191,7 @@ print(json.dumps({"order": order}))
 
 
 def test_timers_of_a_process_that_was_stopped_run_once_each_and_in_order(loop_kind):
-    code = f"import os, signal, time\npid = os.getpid()\nif os.fork() == 0:\n" \
+    code = "import os, signal, time\npid = os.getpid()\nif os.fork() == 0:\n" \
            "    time.sleep(0.1)\n    os.kill(pid, signal.SIGSTOP)\n    time.sleep(0.3)\n" \
            "    os.kill(pid, signal.SIGCONT)\n    os._exit(0)\n" + STOPPED
     found = child_report(run_child(loop_kind, code))

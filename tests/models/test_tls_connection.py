@@ -18,7 +18,8 @@ ACTIONS += [("peer_send", size) for size in SIZES] * 2 + [("peer_pump",)] * 12
 ACTIONS += [("close",), ("abort",), ("cancel",), ("peer_close",), ("peer_drop",), ("peer_reset",)]
 ACTIONS += [("echo",), ("stutter",)]
 
-connection = st.tuples(st.sampled_from(("tcp", "unix")), st.booleans(), st.booleans(), st.booleans())
+connection = st.tuples(
+    st.sampled_from(("tcp", "unix")), st.booleans(), st.booleans(), st.booleans())
 step = st.tuples(st.integers(0, 1), st.sampled_from(ACTIONS))
 # A handshake takes a few turns, and most programs should see its end.
 turn = st.tuples(st.sampled_from(WAYS), st.lists(step, max_size=10))
