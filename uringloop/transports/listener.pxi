@@ -72,6 +72,8 @@ cdef class Listener(Flushable):
                 return self.loop.poller.watch_input(self.fd, self.operation)
             except MemoryError:
                 return self.accept_failed(ENOMEM)
+            except OSError as exc:          # epoll has no room for it
+                return self.accept_failed(exc.errno)
         return self.loop.want_request(self.operation)
 
     cdef int arm(self) except -1:
