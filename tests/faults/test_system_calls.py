@@ -19,8 +19,8 @@ KINDS = ("io_uring", "epoll")
 SCRIPT = pathlib.Path(__file__).with_name("workload.py")
 
 # What a call may answer, and how often in a row: "N" the Nth only, "N+" from it on, "N+M" each Mth.
-ONCE = ("1", "2", "5", "20")
-STORM = ("1+2", "2+3")
+ONCE = ("1", "3")
+STORM = ("1+2",)
 CASES = [
     *((call, "EINTR", when) for call in ("epoll_pwait2", "epoll_wait", "accept4", "recvfrom",
                                          "sendto", "sendmsg", "io_uring_enter")
@@ -109,6 +109,7 @@ def test_a_system_call_that_fails(strace, loop_kind, call, error, when):
         pytest.skip("the epoll backend makes no such call")
     found = injected(loop_kind, call, error, when)
     assert not found["leaked"]
+    assert "TimeoutError" not in found["result"], "the work stood still"
     if error == "EINTR" or (error == "EAGAIN" and when != "1+"):
         assert found["result"] == "done"
     figures.count(loop_kind, cases=1, faults=1, connections=found["connections"],
