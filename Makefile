@@ -16,6 +16,8 @@ SUITES ?=
 KINDS ?= io_uring,epoll
 REPEAT ?= 20
 EXAMPLES ?= 2000
+fault_tests := tests/faults tests/models $(addprefix tests/test_,wrong_owner.py ends_of_loops.py \
+    fork_points.py threads.py subinterpreters.py limits.py bad_input.py)
 FAST_SUITES := stdlib,uvloop,janus,asgiref,httpcore,aioquic
 CONFORM_ARGS ?=
 MINUTES ?= 2
@@ -48,7 +50,7 @@ help:
 	@echo 'make test-pythons   make test on each of $(PYTHONS) that is installed'
 	@echo 'make conform        the suites of CPython and of other projects; SUITES=janus,uvloop chooses'
 	@echo 'make conform-fast   some of them on one Python (five minutes)'
-	@echo 'make faults         faults and models on both backends, at length; KINDS=, REPEAT=, EXAMPLES='
+	@echo 'make faults         faults, models, forks, threads, bad input; KINDS=, REPEAT=, EXAMPLES='
 	@echo 'make asan           the test suite on a build with ASAN, UBSAN and LeakSanitizer'
 	@echo 'make soak           load and chaos for MINUTES=2: nothing lost, nothing leaked; KINDS=, SEED='
 	@echo 'make bench          echo benchmarks (two minutes); MODE=, SIZE= as in benchmarks/README.md'
@@ -97,7 +99,7 @@ faults: build
 	    --build-temp build/proving-$(version)-objects
 	PYTHONPATH=$(CURDIR)/build/proving-$(version) URINGLOOP_REPEAT=$(REPEAT) \
 	URINGLOOP_EXAMPLES=$(EXAMPLES) \
-	    $(venv)/bin/pytest tests/faults tests/models --kinds $(KINDS) --timeout 1800 $(PYTEST_ARGS)
+	    $(venv)/bin/pytest $(fault_tests) --kinds $(KINDS) --timeout 1800 $(PYTEST_ARGS)
 
 # The sanitizers' runtime must be loaded before Python. Leaks are looked for at the end of the
 # session (tests/conftest.py): what Python leaves behind at its own exit is not ours.

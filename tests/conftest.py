@@ -103,6 +103,7 @@ def pytest_runtest_teardown(item):
     failed = item.stash.get(_FAILED, False)
     left = item.config.stash[WATCH].look(0.0 if failed else 5.0)
     if left and not failed:
+        figures.note(figures.LEAKED, sum(left.values()))
         pytest.fail(f"engine objects that are still alive: {left}")
 
 
@@ -191,6 +192,7 @@ def _assert_no_leak(before):
         if not left:
             return
         if time.monotonic() > deadline:
+            figures.note(figures.LEAKED, len(left))
             pytest.fail(f"file descriptors leaked: {left}")
         gc.collect()
         time.sleep(0.01)

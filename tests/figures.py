@@ -3,7 +3,9 @@
 import collections
 import os
 
-COUNTED = ("cases", "faults", "connections", "bytes", "lost", "leaked")
+COUNTED = ("cases", "faults", "connections", "bytes")
+LOST = "bytes lost, repeated or misplaced"
+LEAKED = "descriptors and engine objects leaked"
 _figures = collections.defaultdict(collections.Counter)
 _notes = collections.Counter()
 
@@ -28,6 +30,8 @@ def note_most(what, number):
 
 def lines():
     """The figures as lines of text; no line if nothing was counted."""
+    if _figures:
+        _notes.update({LOST: 0, LEAKED: 0})
     return _table() + [f"{what}: {number:,}" for what, number in _notes.items()]
 
 
