@@ -143,8 +143,13 @@ static int disturb_is_engines(void)
 		return 0;
 	inside = 1;
 	count = backtrace(frames, DISTURB_DEPTH);
-	/* The first two are this function and the hook that calls it. */
-	for (i = 2; i < count; i++) {
+	/* The first two of ours are this function and the hook that calls it; AddressSanitizer's
+	 * own backtrace() stands above them.
+	 */
+	for (i = 0; i < count; i++)
+		if (dladdr(frames[i], &where) && where.dli_fbase == disturb_own_base)
+			break;
+	for (i += 2; i < count; i++) {
 		if (!dladdr(frames[i], &where))
 			break;
 		if (where.dli_fbase == disturb_own_base) {
