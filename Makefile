@@ -95,6 +95,7 @@ conform-fast:
 
 # The engine with handles for tests beside it (tests/proving): faults put into the real ring.
 faults: build
+	@command -v strace >/dev/null || echo 'strace is not installed (apt-get install strace): no system calls fail'
 	URINGLOOP_PROVING=1 $(python) setup.py -q build --build-lib build/proving-$(version) \
 	    --build-temp build/proving-$(version)-objects
 	PYTHONPATH=$(CURDIR)/build/proving-$(version) URINGLOOP_REPEAT=$(REPEAT) \
