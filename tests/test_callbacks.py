@@ -813,6 +813,45 @@ print("over")
     assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr
 
 
+@pytest.mark.skipif(PY312, reason="the collector runs inside allocations before 3.12 only")
+@pytest.mark.parametrize("call", ["call_soon(int)", "call_later(3600, int)"])
+def test_a_finalizer_may_fill_a_queue_that_grows(loop_kind, call):
+    """The collector is set to run in one allocation after the other."""
+    child = run_child(loop_kind, """
+import gc, itertools
+class Cycle:
+    def __init__(self, count):
+        self.me = self
+        self.count = count
+    def __del__(self):
+        timer.cancel()
+        for _ in range(self.count):
+            loop.CALL
+loop.close()
+gc.disable()
+for more, count, threshold in itertools.product((0, 2), (0, 64, 65, 192, 193), range(1, 20)):
+    loop = helpers.make_loop(kind)
+    timer = loop.call_later(0, int)
+    for _ in range(63):
+        loop.CALL
+    gc.collect()
+    Cycle(count)
+    gc.set_threshold(threshold)
+    gc.enable()
+    for _ in range(more):
+        loop.CALL
+    helpers.run_once(loop)
+    gc.disable()
+    for _ in range(10):
+        loop.CALL
+    loop.call_later(0, loop.stop)
+    loop.run_forever()
+    loop.close()
+print("over")
+""".replace("CALL", call))
+    assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr
+
+
 def test_a_plain_signal_handler_runs_before_the_loop_waits(loop_kind):
     """The signal comes while C code runs: no bytecode follows before the loop blocks."""
     child = run_child(loop_kind, """

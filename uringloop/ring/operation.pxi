@@ -80,7 +80,7 @@ cdef class OperationTable:
         cdef list more = [None] * (size - self.capacity)
         cdef Slot *slots
         # Making the list may have run the collector, and that a finalizer which came here too.
-        if self.first_vacant:
+        if self.capacity >= size:
             return 0
         slots = <Slot *>PyMem_RawRealloc(self.slots, size * sizeof(Slot))
         if slots is NULL:
@@ -99,7 +99,7 @@ cdef class OperationTable:
         cdef uint32_t slot
         if operation.state != IDLE:
             raise SystemError("operation is in flight already")
-        if self.first_vacant == 0:
+        while self.first_vacant == 0:
             self.grow()
         slot = self.first_vacant
         self.first_vacant = self.slots[slot].next_vacant

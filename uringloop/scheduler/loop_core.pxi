@@ -408,7 +408,8 @@ cdef class LoopCore:
         while self.timers.count and self.timers.first_ns() <= now:
             handle = self.timers.first()
             self.ready.push(handle)         # it may fail, and the timer stays then
-            self.timers.remove(handle)
+            if handle.heap_index >= 0:      # else a finalizer has cancelled it meanwhile
+                self.timers.remove(handle)
         return 0
 
     cdef int run_ready(self, Py_ssize_t count) except -1:

@@ -19,7 +19,7 @@ cdef class ReadyQueue:
         cdef list larger = [None] * capacity
         cdef PyObject *handle
         # Making the list may have run the collector, and that a finalizer which came here too.
-        if self.count < self.capacity:
+        if self.capacity >= capacity:
             return 0
         for i in range(self.count):
             # The two places swap their references.
@@ -34,7 +34,7 @@ cdef class ReadyQueue:
 
     cdef inline int push(self, Handle handle) except -1:
         cdef Py_ssize_t place
-        if self.count == self.capacity:
+        while self.count == self.capacity:
             self.grow()
         place = (self.head + self.count) & (self.capacity - 1)
         Py_DECREF(<object>PyList_GET_ITEM(self.places, place))      # None

@@ -33,7 +33,7 @@ cdef class TimerHeap:
         cdef list more = [None] * (capacity - PyList_GET_SIZE(self.handles))
         cdef TimerKey *keys
         # Making the list may have run the collector, and that a finalizer which came here too.
-        if self.count < self.capacity:
+        if self.capacity >= capacity:
             return 0
         keys = <TimerKey *>PyMem_RawRealloc(self.keys, capacity * sizeof(TimerKey))
         if keys is NULL:
@@ -45,7 +45,7 @@ cdef class TimerHeap:
 
     cdef int push(self, TimerHandle handle) except -1:
         cdef TimerKey key
-        if self.count == self.capacity:
+        while self.count == self.capacity:
             self.grow()
         Py_DECREF(<object>PyList_GET_ITEM(self.handles, self.count))        # None
         Py_INCREF(handle)
