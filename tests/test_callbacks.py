@@ -852,15 +852,29 @@ print("over")
     assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr
 
 
-def test_a_plain_signal_handler_runs_before_the_loop_waits(loop_kind):
+@pytest.mark.parametrize("action", ["stop", "call_later", "write"])
+def test_what_a_plain_signal_handler_does_before_the_loop_waits(loop_kind, action):
     """The signal comes while C code runs: no bytecode follows before the loop blocks."""
     child = run_child(loop_kind, """
-import os, signal
-signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
-loop.call_soon(os.kill, os.getpid(), signal.SIGUSR1)
+import ctypes, signal
+ours, peer = helpers.make_pair()
+transport, _ = loop.run_until_complete(loop.create_connection(asyncio.Protocol, sock=ours))
+actions = {
+    "stop": loop.stop,
+    "call_later": lambda: loop.call_later(0.001, loop.stop),
+    "write": lambda: transport.write(b"x"),
+}
+signal.signal(signal.SIGUSR1, lambda *_: actions[%r]())
+loop.add_reader(peer, loop.stop)
+helpers.run_once(loop)
+loop.call_soon(getattr(ctypes.CDLL(None), "raise"), signal.SIGUSR1)
 loop.call_later(3600, print)
 loop.run_forever()
+loop.remove_reader(peer)
+transport.abort()
+helpers.run_once(loop)
 loop.close()
+peer.close()
 print("over")
-""")
+""" % action)
     assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr

@@ -344,31 +344,23 @@ cdef class LoopCore:
         return 0
 
     cdef int collect(self) except -1:
-        cdef bint busy
-        cdef int64_t now, timeout_ns = -1
-        cdef bint interrupted = False
+        cdef int64_t now, timeout_ns
+        cdef bint look_again, interrupted
         if self.ring is not None:
             self.ring.drain()
-        # Dirty before the first tick, or still unsubmitted because the kernel was out of memory.
-        busy = (self.ready.count > 0 or self._stopping or self.answers.head != self.answers.tail
-                or self.first_dirty is not None
-                or (self.ring is not None and self.ring.has_unsubmitted()))
         now = liburing.monotonic_ns()
         if self.touched is not None:
             self.stamp_touched(now)
-        if busy:
-            timeout_ns = 0
-        elif self.timers.count:
-            timeout_ns = max(0, self.timers.first_ns() - now)
+        timeout_ns = self.time_to_wait(now)
         if timeout_ns == 0:
             if not self.must_poll(now):
                 return 0
         else:
             self.handle_signals()   # one that came during C code would wait for the next event
-            if self.before_wait() and not 0 <= timeout_ns < LOOK_AGAIN_NS:
+            look_again = self.before_wait()
+            timeout_ns = self.time_to_wait(now)         # the two may have given it work to do
+            if look_again and not 0 <= timeout_ns < LOOK_AGAIN_NS:
                 timeout_ns = LOOK_AGAIN_NS
-            if self.ready.count:    # one of the two asked for a callback
-                timeout_ns = 0
         self.counters.polls += 1
         interrupted = self.poller.wait(timeout_ns)
         self.last_poll_ns = now if timeout_ns == 0 else liburing.monotonic_ns()
@@ -377,6 +369,15 @@ cdef class LoopCore:
         if interrupted:
             self.handle_signals()
         return 0
+
+    cdef int64_t time_to_wait(self, int64_t now) noexcept:
+        """Nanoseconds to the next timer; 0 when there is work to do, -1 for ever."""
+        # Dirty before the first tick, or unsubmitted when an exception ended the last run.
+        if (self.ready.count > 0 or self._stopping or self.answers.head != self.answers.tail
+                or self.first_dirty is not None
+                or (self.ring is not None and self.ring.has_unsubmitted())):
+            return 0
+        return max(0, self.timers.first_ns() - now) if self.timers.count else -1
 
     cdef int handle_signals(self) except -1:
         PyErr_CheckSignals()
