@@ -158,6 +158,29 @@ async def test_a_number_used_again_gets_nothing_of_the_old_socket(loop, loop_kin
                 assert await loop.sock_recv(new, 10) == b"new"
 
 
+async def test_a_call_for_no_bytes_does_not_wait_for_what_is_stashed(loop, loop_kind):
+    only_ours(loop_kind, "stash")
+    with socket_pair() as (ours, peer):
+        await stash(loop, ours, peer, b"0123456789")
+        assert await loop.sock_recvfrom(ours, 0) == (b"", None)
+        assert await loop.sock_recvfrom_into(ours, bytearray()) == (0, None)
+        assert await loop.sock_recv(ours, 100) == b"0123456789"
+
+
+async def test_a_loop_sleeps_while_a_call_waits_on_a_number_used_again(loop, loop_kind):
+    """os.dup2() behind the socket object's back: what is stashed is not for the new socket."""
+    only_ours(loop_kind, "stash")
+    with socket_pair() as (ours, peer), socket_pair() as (new, new_peer):
+        await stash(loop, ours, peer, b"old")
+        os.dup2(new.fileno(), ours.fileno())
+        call = await waiting(loop, loop.sock_recv(ours, 10))
+        before = loop.stats().ticks
+        await asyncio.sleep(0.05)
+        assert loop.stats().ticks - before < 20
+        new_peer.sendall(b"new")
+        assert await call == b"new"
+
+
 async def test_timeouts_by_the_hundred(loop):
     with socket_pair() as (ours, peer):
         for i in range(200):

@@ -176,7 +176,7 @@ cdef class SocketCall:
     cdef Py_ssize_t room(self) except -1:
         """The most bytes that an input call takes; 0 where the socket's method has to say it."""
         cdef Py_buffer view
-        cdef Py_ssize_t size
+        cdef Py_ssize_t size, wanted
         if self.kind == RECV or self.kind == RECVFROM:
             return size_or_zero(self.argument)
         try:
@@ -187,7 +187,8 @@ cdef class SocketCall:
         PyBuffer_Release(&view)
         if self.kind == RECV_INTO or not self.option:
             return size
-        return size_or_zero(self.option) if size_or_zero(self.option) <= size else 0
+        wanted = size_or_zero(self.option)
+        return wanted if wanted <= size else 0
 
     cdef int abandon(self) except -1:
         """Nobody wants the result; what was received for it stays for the next call."""
@@ -336,7 +337,9 @@ cdef class SocketCall:
         try:
             self.value = self.call_method()
         except (BlockingIOError, InterruptedError):
-            return False
+            # A call for no bytes was not tried above, and is not to wait for what is there.
+            return (self.kind <= RECVFROM_INTO and len(self.loop.stash.entries) > 0
+                    and self.take_from_stash())
         return self.kind != SENDALL or self.count_sent()
 
     cdef object call_method(self):

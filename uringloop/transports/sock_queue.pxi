@@ -247,7 +247,8 @@ cdef class SocketQueue(Watched):
         self.look()
         if self.head is None or self.state != IDLE:
             return 0
-        if not self.is_output and self.loop.stash.has(self.sock_cookie):
+        if (not self.is_output and self.may_have_bytes()
+                and self.loop.stash.has(cookie_of(self.fd))):
             # Nothing newer may come before it.
             self.loop.call_soon(self._retry)
             return 0
