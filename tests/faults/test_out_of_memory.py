@@ -9,6 +9,7 @@ import sys
 
 import figures
 import pytest
+from helpers import run_child
 
 import uringloop
 from uringloop import _core
@@ -46,3 +47,35 @@ def test_an_allocation_that_fails_ends_no_more_than_its_own_work(loop_kind, firs
         figures.count(loop_kind, cases=found["cases"], faults=found["cases"] * burst)
         if found["most"] <= start:
             break               # the work makes fewer allocations
+
+
+CALLS = """
+from uringloop import _core
+
+async def send(number):
+    ours, peer = helpers.make_pair("unix")
+    ours.setblocking(False)
+    with ours, peer:
+        _core.disturb_memory(number, 1)
+        try:
+            await loop.sock_sendall(ours, b"first ")
+        except MemoryError:
+            pass
+        made = _core.undisturbed_memory()
+        await helpers.ticks()
+        await loop.sock_sendall(ours, b"second")
+        assert peer.recv(100) in (b"second", b"first second")
+    return made
+
+number = made = 0
+while number <= made:
+    made = loop.run_until_complete(send(number))
+    number += 1
+loop.close()
+print("over")
+"""
+
+
+def test_a_call_that_fails_for_want_of_memory_leaves_the_next_one_alone(loop_kind):
+    child = run_child(loop_kind, CALLS, flags=("-P",))
+    assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr

@@ -285,13 +285,14 @@ cdef class SocketQueue(Watched):
     cdef int prepare_send(self) except -1:
         cdef liburing.io_uring_sqe *sqe
         self.sending = self.head.argument
+        # Before the request is made: what fails behind it would let go of a call in flight.
+        if self.head.holds_socket:
+            self.loop.holding_calls.append(self.head)
         sqe = self.loop.ring.start(
             self, liburing.IORING_OP_SEND, self.fd, PyBytes_AS_STRING(self.sending),
             <uint32_t>PyBytes_GET_SIZE(self.sending))
         sqe.msg_flags = liburing.MSG_WAITALL | liburing.MSG_NOSIGNAL
         self.request_kind = SEND
-        if self.head.holds_socket:
-            self.loop.holding_calls.append(self.head)
         return 0
 
     cdef int prepare_poll(self) except -1:
