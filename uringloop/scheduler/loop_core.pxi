@@ -323,24 +323,32 @@ cdef class LoopCore:
                 raise
             except BaseException as exc:
                 self.report_io_error(exc)
-        self.before_submit()
-        if self.ring is not None:
-            if self.ring.buffers is not None:
-                self.ring.buffers.publish()
-            # All: what waits until the next tick would find users' descriptors closed, or reused.
-            if self.ring.submit_all():
-                self.after_submit()
+        try:
+            self.before_submit()
+        finally:
+            self.submit()
+        return 0
+
+    cdef int submit(self) except -1:
+        """All that is prepared, also when the rest cannot be: what waits until the next tick would
+        find users' descriptors closed, or reused."""
+        if self.ring is None:
+            return 0
+        if self.ring.buffers is not None:
+            self.ring.buffers.publish()
+        if self.ring.submit_all():
+            self.after_submit()
         return 0
 
     cdef int flush_items(self) except -1:
-        cdef Flushable item
-        while self.first_dirty is not None:
-            item = self.take_dirty()
-            try:
+        cdef Flushable item = None
+        try:
+            while self.first_dirty is not None:
+                item = self.take_dirty()
                 item.flush()
-            except (SystemExit, KeyboardInterrupt, RingError):
-                self.mark_dirty(item)       # to be gone on with in the next run
-                raise
+        except (SystemExit, KeyboardInterrupt, RingError):
+            self.mark_dirty(item)           # to be gone on with in the next run
+            raise
         return 0
 
     cdef int collect(self) except -1:
