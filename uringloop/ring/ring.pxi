@@ -173,8 +173,8 @@ cdef class Ring:
             submitted = liburing.submit(&self.ring)
             self.enters += 1
             if submitted == -EAGAIN or submitted == -EBUSY or submitted == -EINTR:
-                # Out of request memory, or completions wait for room: make room; what is left
-                # stays queued.
+                # Out of request memory, or completions wait for room (make some), or a signal
+                # came: what is left stays queued.
                 self.drain()
                 return 0
             if submitted < 0:
@@ -214,7 +214,7 @@ cdef class Ring:
             if sqe.user_data:
                 self.answers.push(sqe.user_data, -ECANCELED, 0)
             else:
-                self.cancel_at_once(sqe.addr, 0, 0)
+                self.cancel_at_once(sqe.addr, sqe.cancel_flags, 0)
         liburing.unqueue(&self.ring)
         return 0
 
