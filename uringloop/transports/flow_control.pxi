@@ -22,6 +22,9 @@ cdef class FlowControlTransport(Transport):
     cdef Py_ssize_t output_size(self) noexcept:
         return 0
 
+    cdef int send_early(self) except -1:
+        raise NotImplementedError
+
     @property
     def _protocol_paused(self):
         return self.writing_paused
@@ -46,7 +49,7 @@ cdef class FlowControlTransport(Transport):
         self.low_water = int(min(low, PY_SSIZE_T_MAX))
         # What waits for the end of the iteration only is no reason to pause.
         if self.output_size() > self.high_water:
-            self.get_write_buffer_size()
+            self.send_early()
         self.maybe_pause_writing()
 
     cdef int maybe_pause_writing(self) except -1:

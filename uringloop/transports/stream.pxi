@@ -188,9 +188,14 @@ cdef class StreamTransport(FlowControlTransport):
 
     def get_write_buffer_size(self):
         """Bytes that the kernel has not accepted yet."""
+        self.send_early()
+        return self.sender.size
+
+    cdef int send_early(self) except -1:
+        """Send what only waits for the end of the iteration."""
         if self.sender.size and self.sender.state == IDLE:
             self.send_now()
-        return self.sender.size
+        return 0
 
     cdef Py_ssize_t output_size(self) noexcept:
         return self.sender.size
