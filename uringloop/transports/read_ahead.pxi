@@ -105,6 +105,9 @@ cdef class ReadAhead(Watched):
             return 0
         self.loop.counters.bytes_received += result
         content = buffers.lend(block)
+        if self.end is not None:        # told before what comes behind it
+            buffers.give_back(block)
+            return 0
         try:
             if call is not None:
                 taken = call.offer(content, result)
