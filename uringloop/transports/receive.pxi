@@ -67,8 +67,8 @@ cdef class Receiver(Operation):
         """The connection is closing: nothing will be delivered any more."""
         self.set_timer(None)
         self.pause()
-        while self.held and self.transport.is_detached():
-            self.stash(self.held.popleft())
+        if self.held and self.transport.is_detached():
+            self.stash_held()
         self.held = None
         self.end = None
         return 0
@@ -193,9 +193,14 @@ cdef class Receiver(Operation):
         return 0
 
     cdef int stash(self, bytes data) except -1:
-        """The user has detached the socket: what was received is for its next reader."""
+        """The socket is the user's again: what was received is for its next reader."""
         cdef SockLoop loop = self.transport.loop
         return loop.stash.put(self.transport.cookie or None, data)
+
+    cdef int stash_held(self) except -1:
+        while self.held:
+            self.stash(self.held.popleft())
+        return 0
 
     cdef int leave_detached(self) except -1:
         """End as asyncio does, which finds no descriptor."""

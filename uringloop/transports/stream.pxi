@@ -462,7 +462,6 @@ cdef class StreamTransport(FlowControlTransport):
         self.writing_context = None
         return 0
 
-
     cdef int schedule_start(self, waiter) except -1:
         """connection_made, then reading, then the waiter; all of them or none."""
         cdef list handles = []
@@ -513,8 +512,7 @@ def make_stream_transport(SockLoop loop, sock, protocol, waiter=None, extra=None
         receiver.preload(loop.take_received(transport.fd))
         transport.schedule_start(waiter)
     except BaseException:
-        for data in receiver.held or ():
-            loop.stash.put(cookie_of(transport.fd), data)
+        receiver.stash_held()
         transport.give_up()
         raise
     return transport

@@ -63,7 +63,6 @@ cdef class Transport(Flushable):
         self.loop = loop
         self.fd = fd
         self.cookie = socket_cookie(fd)
-        self.known_socket = is_known_socket(sock)
         self.extra = extra
         extra["socket"] = trsock.TransportSocket(sock)
         try:
@@ -79,6 +78,7 @@ cdef class Transport(Flushable):
         # descriptor, whose number would then name another file (as uvloop does it).
         sock._io_refs += 1
         self.sock = sock        # only now is there something to let go
+        self.known_socket = is_known_socket(sock)
         loop.poller.own(fd, self)
         if server is not None:
             self.server_counts_transports = _SERVER_COUNTS_TRANSPORTS
@@ -93,7 +93,7 @@ cdef class Transport(Flushable):
         """The transport could not be made: the socket is its maker's again."""
         self.finished = self.closing = True
         self.protocol = None
-        sock, self.sock = self.sock, None
+        sock = self.part_with_socket()
         if sock is None:
             return 0
         self.loop.poller.disown(self.fd, self)
@@ -249,9 +249,14 @@ cdef class Transport(Flushable):
                 server._detach()
         return 0
 
+    cdef object part_with_socket(self):
+        sock, self.sock = self.sock, None
+        self.known_socket = False       # is_detached() reads a socket's memory
+        return sock
+
     cdef int release(self) except -1:
         """Close the descriptor: no operation uses it any more."""
-        sock, self.sock = self.sock, None
+        sock = self.part_with_socket()
         if sock is None:
             return 0
         self.loop.poller.disown(self.fd, self)
@@ -259,7 +264,6 @@ cdef class Transport(Flushable):
             sock.detach()       # not ours any more: closing it would hit the new owner
         # The number may soon name another file, and somebody may still hold the transport.
         self.fd = -1
-        self.known_socket = False
         self.closing = True
         self.lost = max(self.lost, 1)
         sock._io_refs -= 1
