@@ -83,12 +83,12 @@ def in_child(function):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-# Descriptors
-
-
 def repeats(count):
     """For what a test repeats: a range of `count`, times URINGLOOP_REPEAT in a long run."""
     return range(figures.repeats(count))
+
+
+# Descriptors
 
 
 def open_fds():

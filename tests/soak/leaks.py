@@ -8,6 +8,7 @@ import os
 import time
 
 from helpers import open_fds
+from leaks import alive
 
 SETTLE = 20.0               # seconds; a guard, what is closed needs an iteration or two
 RSS_TOLERANCE = 8 << 20     # bytes: the allocators' own unrest, whatever the time
@@ -32,11 +33,8 @@ def rss():
 def engine_objects():
     """{name: how many} of the live objects of the extension module that the collector knows."""
     gc.collect()
-    kinds = map(type, gc.get_objects())
-    # `__class__` of ours answers for asyncio's; some types have a descriptor as their __module__.
-    return collections.Counter(kind.__name__ for kind in kinds
-                               if kind.__module__ == "uringloop._core"
-                               and kind.__name__ not in KEPT)
+    return collections.Counter({name: number for name, number in alive().items()
+                                if name not in KEPT})
 
 
 async def warm_up():
