@@ -864,7 +864,7 @@ actions = {
     "call_later": lambda: loop.call_later(0.001, loop.stop),
     "write": lambda: transport.write(b"x"),
 }
-signal.signal(signal.SIGUSR1, lambda *_: actions[%r]())
+signal.signal(signal.SIGUSR1, lambda *_: actions["ACTION"]())
 loop.add_reader(peer, loop.stop)
 helpers.run_once(loop)
 loop.call_soon(getattr(ctypes.CDLL(None), "raise"), signal.SIGUSR1)
@@ -876,5 +876,5 @@ helpers.run_once(loop)
 loop.close()
 peer.close()
 print("over")
-""" % action)
+""".replace("ACTION", action))
     assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr

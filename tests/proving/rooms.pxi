@@ -152,7 +152,9 @@ cdef class TimerRoom:
         return self.heap.first_ns()
 
     def pop(self):
-        return self.heap.pop()
+        handle = self.heap.first()
+        self.heap.remove(handle)
+        return handle
 
     def clear(self):
         self.heap.clear()
@@ -186,6 +188,9 @@ cdef class FlowRoom(FlowControlTransport):
 
     cdef Py_ssize_t output_size(self) noexcept:
         return self.size
+
+    cdef int send_early(self) except -1:
+        return 0
 
     def get_write_buffer_size(self):
         return self.size
