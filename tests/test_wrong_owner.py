@@ -554,6 +554,39 @@ async def test_a_listener_replaced_while_its_server_starts(loop):
         server.close()
 
 
+@pytest.mark.asyncio_differs("its server cannot close a socket that is detached", STALE)
+@pytest.mark.uvloop_differs("its listeners are duplicates", UVLOOP_POLL, run=False)
+async def test_a_listeners_number_used_again(loop):
+    """os.close() behind a server: it serves nobody any more, and accepts from nobody else."""
+    old, new = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    address, made = old.getsockname(), []
+    server = await loop.create_server(lambda: made.append(Recorder()) or made[-1], sock=old)
+    await ticks()
+    os.close(old.fileno())
+    with new:
+        os.dup2(new.fileno(), old.fileno(), inheritable=False)
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                await in_thread(read_a_byte, address)
+        with socket.create_connection(new.getsockname()) as client:
+            await ticks()
+            new.settimeout(LIMIT)
+            connection, _ = await in_thread(new.accept)
+            with connection:
+                connection.sendall(b"hello")
+                assert client.recv(10) == b"hello"
+    assert not made
+    os.close(old.detach())
+    server.close()
+
+
+def read_a_byte(address):
+    """Connects; ConnectionError where nobody serves, be it by a reset or by an end at once."""
+    with socket.create_connection(address, LIMIT) as sock:
+        if not sock.recv(1):
+            raise ConnectionAbortedError
+
+
 # Dropped, not closed
 
 

@@ -44,6 +44,7 @@ cdef class Listener(Flushable):
     cdef object sock, server, protocol_factory, sslcontext, context
     cdef object handshake_timeout, shutdown_timeout
     cdef int fd, backlog
+    cdef uint64_t cookie        # of the socket; 0: the kernel gives none
     cdef object family, kind, protocol
     cdef bint serving
     cdef bint watching          # the last request was made to the poller, not to the ring
@@ -64,7 +65,7 @@ cdef class Listener(Flushable):
 
     cdef int flush(self) except -1:
         """Watch the socket, or have an accept request made before the loop submits."""
-        if not self.is_open() or self.operation.state != IDLE:
+        if not self.owns_descriptor() or self.operation.state != IDLE:
             return 0
         self.watching = self.loop.ring is None
         if self.watching:
@@ -79,7 +80,7 @@ cdef class Listener(Flushable):
     cdef int arm(self) except -1:
         # Not in flush(): protocols run there, and may close the socket.
         cdef liburing.io_uring_sqe *sqe
-        if not self.is_open() or self.operation.state != IDLE:
+        if not self.owns_descriptor() or self.operation.state != IDLE:
             return 0
         try:
             sqe = self.loop.ring.start(
@@ -94,6 +95,13 @@ cdef class Listener(Flushable):
     cdef bint is_open(self) except -1:
         """Whether connections are wanted; not if the user closed the socket under the server."""
         if self.serving and self.sock.fileno() != self.fd:
+            self.stop()
+        return self.serving
+
+    cdef bint owns_descriptor(self) except -1:
+        """is_open(), after os.close() too: the request in flight would go on accepting, and the
+        next one accept from the number's new file. A system call."""
+        if self.is_open() and socket_cookie(self.fd) != self.cookie:
             self.stop()
         return self.serving
 
@@ -152,7 +160,7 @@ cdef class Listener(Flushable):
 
     cdef int accepted(self, int fd) except -1:
         """A new connection, whose descriptor is ours to close until a socket object owns it."""
-        if not self.is_open():
+        if not self.owns_descriptor():
             close_fd(fd)
             return 0
         try:
@@ -210,6 +218,7 @@ def make_listener(SockLoop loop, protocol_factory, sock, sslcontext, server, bac
     listener.loop = loop
     listener.sock = sock
     listener.fd = sock.fileno()
+    listener.cookie = socket_cookie(listener.fd)
     listener.family = sock.family
     listener.kind = sock.type
     listener.protocol = sock.proto
