@@ -469,6 +469,24 @@ def test_a_large_write_between_two_runs_goes_on_in_the_second(loop_kind):
     peer.close()
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_what_a_closed_loop_will_not_do_is_refused(loop_kind):
+    """Not taken and never sent; nor is data waited for."""
+    loop = make_loop(loop_kind)
+    transport, _, peer = loop.run_until_complete(connect(loop))
+    transport.pause_reading()
+    loop.close()
+    with peer:
+        transport.write(b"x")       # has not to wait for room
+        assert peer.recv(10) == b"x"
+        with pytest.raises(RuntimeError, match="Event loop is closed"):
+            transport.write(b"x" * (8 << 20))
+        with pytest.raises(RuntimeError, match="Event loop is closed"):
+            transport.writelines([b"x", b"y" * (8 << 20)])
+        with pytest.raises(RuntimeError, match="Event loop is closed"):
+            transport.resume_reading()
+
+
 def test_an_unclosed_transport_at_exit_makes_no_noise_but_the_warning(loop_kind):
     child = run_child(loop_kind, """
 import helpers

@@ -75,6 +75,7 @@ cdef class StreamTransport(FlowControlTransport):
         if self.closing or not self.reading_paused:
             return
         self.reading_paused = False
+        self.loop.check_open()
         self.receiver.start()
         if self.loop._debug:
             asyncio_logger.debug("%r resumes reading", self)
@@ -289,6 +290,7 @@ cdef class StreamTransport(FlowControlTransport):
                 or not self.loop.ticking):
             self.send_now()
         if self.sender.size:
+            self.loop.check_open()      # as asyncio says it, where nobody would send the rest
             self.loop.mark_dirty(self)
             self.maybe_pause_writing()
         return 0
