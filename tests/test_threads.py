@@ -243,7 +243,7 @@ async def test_another_thread_writes_while_the_loop_sleeps(loop):
             transport.write(data)
             return read_exactly(peer, len(data))
 
-        peer.settimeout(5)
+        peer.settimeout(LIMIT)
         for size in (10, 1000, 40_000):
             assert await in_thread(write, bytes(size)) == bytes(size)
 

@@ -35,6 +35,7 @@ cimport uringloop.transports.awaitable as awaitable
 from uringloop.ring.liburing cimport ECANCELED, PY_SSIZE_T_MAX, accept4, set_errno
 from uringloop.ring.python cimport (
     PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit, PyContext_New, PyErr_CheckSignals,
+    PyGC_Disable, PyGC_Enable,
     PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs,
     PyObject_CallOneArg, _PyBytes_Resize)
 

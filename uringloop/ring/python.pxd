@@ -16,3 +16,5 @@ cdef extern from "Python.h":
     void *PyMem_RawMalloc(size_t size) nogil
     void PyMem_RawFree(void *memory) nogil
     int PyErr_CheckSignals() except -1
+    int PyGC_Disable()          # whether it was on; Python 3.10
+    int PyGC_Enable()

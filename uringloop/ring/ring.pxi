@@ -137,8 +137,8 @@ cdef class Ring:
         cdef int error
         if operation.state == IDLE or not self.usable():
             return 0
-        self.operations.cancelling(operation)
         self.submit_all()
+        self.operations.cancelling(operation)
         error = self.cancel_at_once(operation.user_data, 0, 1)
         # A worker thread that has the request does not end it in time, or a signal ends the wait
         # for that: then it ends later.

@@ -323,10 +323,17 @@ cdef class LoopCore:
                 raise
             except BaseException as exc:
                 self.report_io_error(exc)
+        # No finalizer may close a descriptor in between. (From Python 3.12 on a collection waits
+        # for the interpreter's loop anyway.)
+        cdef bint collects = PyGC_Disable()
         try:
             self.before_submit()
         finally:
-            self.submit()
+            try:
+                self.submit()
+            finally:
+                if collects:
+                    PyGC_Enable()
         return 0
 
     cdef int submit(self) except -1:

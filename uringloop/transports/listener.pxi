@@ -46,6 +46,7 @@ cdef class Listener(Flushable):
     cdef int fd, backlog
     cdef uint64_t cookie        # of the socket; 0: the kernel gives none
     cdef object family, kind, protocol
+    cdef bint known_socket      # awaitable.h may read its head
     cdef bint serving
     cdef bint watching          # the last request was made to the poller, not to the ring
     cdef AcceptOperation operation
@@ -94,7 +95,9 @@ cdef class Listener(Flushable):
 
     cdef bint is_open(self) except -1:
         """Whether connections are wanted; not if the user closed the socket under the server."""
-        if self.serving and self.sock.fileno() != self.fd:
+        # A look at memory, where it can be: a fileno() of the user's would run before the submit.
+        if self.serving and self.fd != (awaitable.socket_fd(self.sock) if self.known_socket
+                                        else self.sock.fileno()):
             self.stop()
         return self.serving
 
@@ -218,6 +221,7 @@ def make_listener(SockLoop loop, protocol_factory, sock, sslcontext, server, bac
     listener.loop = loop
     listener.sock = sock
     listener.fd = sock.fileno()
+    listener.known_socket = is_known_socket(sock) and awaitable.socket_fd(sock) == listener.fd
     listener.cookie = socket_cookie(listener.fd)
     listener.family = sock.family
     listener.kind = sock.type
