@@ -9,11 +9,13 @@ import socket
 
 import pytest
 from helpers import (
+    LIMIT,
     PY312,
     Recorder,
     assert_same,
     connected,
     in_thread,
+    make_pair,
     pattern,
     read_exactly,
     read_to_end,
@@ -391,6 +393,35 @@ async def test_64_mib_arrive_intact(loop, tmp_path):
 
 
 # Over TLS: the file is read and written
+
+
+@pytest.mark.asyncio_differs("InvalidStateError out of its connection_lost", SELECTOR, run=False)
+async def test_a_socket_detached_under_a_sendfile_is_not_shut_down(loop, big_file):
+    ours, peer = make_pair(small=True)
+    transport, _ = await loop.create_connection(Recorder, sock=ours)
+    sending = loop.create_task(loop.sendfile(transport, big_file))
+    await until(lambda: select.select([peer], [], [], 0)[0])
+    await ticks()
+    assert not sending.done()
+    with socket.socket(fileno=ours.detach()) as other, peer:
+        transport.abort()
+        await ticks()
+        peer.sendall(b"open")
+        assert await in_thread(other.recv, 10) == b"open"
+        await in_thread(drain, peer)
+        other.send(b"open, too")
+        assert await in_thread(peer.recv, 10) == b"open, too"
+        with pytest.raises(OSError):
+            await sending
+
+
+def drain(sock):
+    sock.setblocking(False)
+    try:
+        while sock.recv(1 << 20):
+            pass
+    except BlockingIOError:
+        sock.settimeout(LIMIT)
 
 
 @pytest.mark.parametrize("offset, count", [(0, None), (1000, None), (1000, 70_000), (SIZE, 1)])

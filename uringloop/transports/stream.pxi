@@ -436,7 +436,8 @@ cdef class StreamTransport(FlowControlTransport):
             return 0
         if self.empty_waiter.done():
             # It may wait for the socket to be writable: now it is, and sendfile(2) fails.
-            liburing.shutdown(self.fd, liburing.SHUT_RDWR)
+            if self.owns_descriptor() and not self.loop.dead:
+                liburing.shutdown(self.fd, liburing.SHUT_RDWR)
         elif exc is not None:
             self.empty_waiter.set_exception(exc)
         else:
