@@ -14,7 +14,7 @@ SIZE ?= 1k,100k
 PYTEST_ARGS ?=
 SUITES ?=
 KINDS ?= io_uring,epoll
-REPEAT ?= 20
+REPEAT ?= 5
 EXAMPLES ?= 2000
 fault_tests := tests/faults tests/models $(addprefix tests/test_,wrong_owner.py ends_of_loops.py \
     fork_points.py threads.py subinterpreters.py limits.py bad_input.py)
