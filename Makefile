@@ -100,7 +100,7 @@ faults: build
 	    --build-temp build/proving-$(version)-objects
 	PYTHONPATH=$(CURDIR)/build/proving-$(version) URINGLOOP_REPEAT=$(REPEAT) \
 	URINGLOOP_EXAMPLES=$(EXAMPLES) \
-	    $(venv)/bin/pytest $(fault_tests) --kinds $(KINDS) --timeout 1800 $(PYTEST_ARGS)
+	    $(venv)/bin/pytest $(fault_tests) --kinds $(KINDS) --timeout 1800 -rs $(PYTEST_ARGS)
 
 # The sanitizers' runtime must be loaded before Python. Leaks are looked for at the end of the
 # session (tests/conftest.py): what Python leaves behind at its own exit is not ours.

@@ -5,6 +5,7 @@ import os
 
 COUNTED = ("cases", "faults", "connections", "bytes")
 LOST = "bytes lost, repeated or misplaced"
+UNTOUCHED = "cases that chance spared of a fault"
 LEAKED = "descriptors and engine objects leaked"
 _figures = collections.defaultdict(collections.Counter)
 _notes = collections.Counter()
@@ -16,6 +17,8 @@ def count(kind, **numbers):
     if unknown:
         raise ValueError(f"not a figure: {sorted(unknown)}")
     _figures[kind].update(numbers)
+    if numbers.get("faults") == 0:
+        _notes[UNTOUCHED] += numbers.get("cases", 0)
 
 
 def note(what, number):

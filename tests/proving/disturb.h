@@ -7,6 +7,14 @@
 #ifndef URINGLOOP_DISTURB_H
 #define URINGLOOP_DISTURB_H
 
+#include <Python.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <liburing.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+
 #define DISTURB_NOP_INJECT_RESULT 1u
 #define DISTURB_RULES 16
 
@@ -114,9 +122,6 @@ static inline int disturb_submit(struct io_uring *ring)
  * comes before the interpreter's loop and before any other library. Python's own code would not
  * survive it (_testcapi.set_nomemory() crashes asyncio).
  */
-#include <dlfcn.h>
-#include <execinfo.h>
-
 #define DISTURB_DEPTH 24
 
 static PyMemAllocatorEx disturb_allocators[3];
