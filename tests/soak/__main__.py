@@ -1,7 +1,7 @@
 """The command line: `PYTHONPATH=tests python -m soak --minutes N --kinds io_uring,epoll`.
 
-Exit status: 0 all checks passed on uringloop, 1 one failed, 2 bad usage. What asyncio and uvloop
-do wrong is told only.
+Exit status: 0 all checks passed on uringloop, 1 one failed, 2 bad usage, 3 nothing could be run.
+What asyncio and uvloop do wrong is told only.
 """
 
 import argparse
@@ -114,6 +114,8 @@ def main():
             save(options, host, results)        # so that an interrupted run keeps what it has
     text, fine = report.text_of(results)
     print(text)
+    if all(result["not_run"] for result in results):
+        return 3
     return 0 if fine else 1
 
 

@@ -19,7 +19,7 @@ def _row(result):
         f"{counts.get('lost', 0):,}",
         f"{counts.get('leaked', 0):,}",
         f"{counts.get('rss_growth', 0) / 2**20:+.1f} MiB",
-        "failed" if counts.get("faults") else "passed",
+        "failed" if counts.get("faults") else "passed" if counts else "",
     ]
 
 
@@ -39,20 +39,24 @@ def text_of(results):
         rows = [[result["scenario"], f"not run: {result['not_run']}"] if result["not_run"]
                 else _row(result) for result in own]
         lines += ["", kind, table.render(HEADERS, [*rows, _total(own)]), ""]
-        lines.append("  figures of the second part, memory while idle of the first:")
-        lines += [f"  {text}" for result in own for text in result["figures"].values()]
+        lines.append("  of the second part of each scenario (memory while idle: of the first):")
+        lines += [f"  {result['scenario']}: {text}" for result in own
+                  for text in result["figures"].values()]
         lines += [f"  note: {text}" for result in own for text in result["notes"]]
     failed = [result for result in results if result["counts"].get("faults")]
     ours = [result for result in failed if result["kind"] in OURS]
     for result in failed:
         peers = "" if result in ours else " (a peer: told, not counted)"
         lines += ["", f"FAILED: {result['scenario']} on {result['kind']}{peers}, "
-                  f"{result['counts']['faults']} faults, seed {result['seed']}:"]
+                  f"{result['counts']['faults']} faults; again: make soak "
+                  f"KINDS={result['kind']} SEED={result['seed']} "
+                  f"SOAK_ARGS='--scenarios {result['scenario']}'"]
         lines += [f"  {text}" for text in result["faults"][:TOLD]]
     if ours:
         lines += ["", f"{len(ours)} of {sum(r['kind'] in OURS for r in results)} failed"]
     else:
         kinds = dict.fromkeys(result["kind"] for result in results
                               if result["kind"] in OURS and not result["not_run"])
-        lines += ["", f"nothing lost, nothing leaked on {' and '.join(kinds) or 'peers alone'}"]
+        lines += ["", f"nothing lost, nothing leaked on {' and '.join(kinds)}" if kinds else
+                  "uringloop was not run"]
     return "\n".join(lines), not ours
