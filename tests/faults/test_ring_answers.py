@@ -118,7 +118,8 @@ def test_storms_of_fatal_answers_end_no_other_connection(storm, opcode, error, l
     number = getattr(errno, error)
     for seed in range(figures.repeats(2)):
         _core.disturb_seed(seed)
-        rule = (_core.disturb_answer, (opcode, -number), {"times": 100_000, "one_in": ONE_IN[opcode]})
+        rule = (_core.disturb_answer, (opcode, -number),
+                {"times": 100_000, "one_in": ONE_IN[opcode]})
         outcome, faults = storm([rule])
         assert len(outcome.failed) <= faults
         assert names_the_error(outcome, number)
