@@ -19,7 +19,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.errno cimport (EAGAIN, EALREADY, EBADF, EBUSY, ECONNABORTED, ECONNRESET, EEXIST, EINTR,
                          EINVAL, EMFILE, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSYS, ENOTCONN,
-                         EOVERFLOW, EPERM, EPIPE, ETIME, errno)
+                         ENOTSOCK, EOVERFLOW, EPERM, EPIPE, ETIME, errno)
 from libc.limits cimport INT_MAX
 from libc.math cimport ceil
 from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t,

@@ -104,7 +104,7 @@ cdef class Listener(Flushable):
     cdef bint owns_descriptor(self) except -1:
         """is_open(), after os.close() too: the request in flight would go on accepting, and the
         next one accept from the number's new file. A system call."""
-        if self.is_open() and socket_cookie(self.fd) != self.cookie:
+        if self.is_open() and not still_names(self.fd, self.cookie):
             self.stop()
         return self.serving
 

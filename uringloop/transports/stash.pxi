@@ -93,6 +93,13 @@ cdef uint64_t socket_cookie(int fd) noexcept:
     return cookie
 
 
+cdef bint still_names(int fd, uint64_t cookie) noexcept:
+    """Whether a descriptor names the socket it did; assumed where the kernel cannot tell."""
+    cdef uint64_t found = socket_cookie(fd)
+    return found == cookie or cookie == 0 or (
+        found == 0 and fd >= 0 and errno != EBADF and errno != ENOTSOCK)
+
+
 cdef object cookie_of(int fd):
     """SO_COOKIE, or None for what is no open socket."""
     cdef uint64_t cookie = socket_cookie(fd)

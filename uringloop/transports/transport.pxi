@@ -156,7 +156,7 @@ cdef class Transport(Flushable):
 
     cdef bint owns_descriptor(self) noexcept:
         """Whether the number still names the socket. A system call."""
-        return not self.is_detached() and socket_cookie(self.fd) == self.cookie
+        return not self.is_detached() and still_names(self.fd, self.cookie)
 
     cdef int stop_receiving(self) except -1:
         raise NotImplementedError
@@ -260,7 +260,7 @@ cdef class Transport(Flushable):
         if sock is None:
             return 0
         self.loop.poller.disown(self.fd, self)
-        if socket_cookie(self.fd) != self.cookie and sock.fileno() == self.fd:
+        if not still_names(self.fd, self.cookie) and sock.fileno() == self.fd:
             sock.detach()       # not ours any more: closing it would hit the new owner
         # The number may soon name another file, and somebody may still hold the transport.
         self.fd = -1
