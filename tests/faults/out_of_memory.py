@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 
@@ -23,7 +24,12 @@ from helpers import make_loop, open_fds, pattern  # noqa: E402
 
 from uringloop import _core  # noqa: E402
 
-STALL_S = 1.0           # the work takes a few milliseconds
+# The work takes a few milliseconds. It stands still when so many looks in a row, each with time to
+# go on before it, find that the process has done next to nothing; or that it does but never ends.
+LOOK_S = 0.1
+IDLE_LOOKS = 10
+LOOKS = 300
+IDLE_S = 0.003
 SIZE = 60_000
 
 
@@ -31,8 +37,26 @@ class Stalled(BaseException):
     """Nothing happens any more."""
 
 
-def stalled(number, frame):
-    raise Stalled
+class Watchman:
+    """A handler of SIGALRM that raises when the work stands still."""
+
+    def __init__(self):
+        self.begin()
+
+    def begin(self):
+        self.looks = self.idle = 0
+        self.used = time.process_time()
+
+    def __call__(self, number, frame):
+        used = time.process_time()
+        self.looks += 1
+        self.idle = self.idle + 1 if used - self.used < IDLE_S else 0
+        self.used = used
+        if self.idle >= IDLE_LOOKS or self.looks >= LOOKS:
+            raise Stalled
+
+
+watchman = Watchman()
 
 
 class Collector(asyncio.Protocol):
@@ -94,7 +118,8 @@ def attempt(kind, factory, first, burst):
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
         sys.unraisablehook = lambda unraisable: seen.append(unraisable.exc_type)
         outcome = "done"
-        signal.setitimer(signal.ITIMER_REAL, STALL_S, 0.1)
+        watchman.begin()
+        signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
         try:
             loop = make_loop(kind)
             stack.callback(loop.close)
@@ -125,7 +150,7 @@ def attempt(kind, factory, first, burst):
 
 def main(kind, first, last, burst):
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, stalled)
+    signal.signal(signal.SIGALRM, watchman)
     asyncio.constants.ACCEPT_RETRY_DELAY = 0.01
     make_loop(kind).close()
     attempt(kind, Collector, 1 << 40, 0)        # imports, and what is made once
