@@ -179,9 +179,12 @@ cdef class SockLoop(LoopCore):
 
     cdef int after_submit(self) except -1:
         cdef SocketCall call
-        while self.holding_calls:
-            call = self.holding_calls.pop()
+        cdef Py_ssize_t i
+        # Not by pop(), which takes memory to make the list shorter.
+        for i in range(PyList_GET_SIZE(self.holding_calls)):
+            call = <SocketCall>PyList_GET_ITEM(self.holding_calls, i)
             call.let_socket_go()
+        self.holding_calls.clear()
         return 0
 
     # --- sockets that are closed under a request -------------------------------------------------
