@@ -38,14 +38,13 @@ def left_by_loop(stats):
 class Watch:
     """Says after each test what it has left, and counts what was looked at.
 
-    Everything that is alive when it begins is frozen: the collector and the count then look only
-    at what tests have made, which makes a look per test cheap.
+    Everything that is alive after a look is frozen: the next collection and count are of what one
+    test has made, or a look per test would cost the more the longer the session is.
     """
 
     def __init__(self):
         self.looks = 0
         self.left = collections.Counter()       # in the whole session
-        self.known = collections.Counter()      # alive, and told already
         gc.collect()
         gc.freeze()
 
@@ -58,13 +57,12 @@ class Watch:
         deadline = time.monotonic() + patience
         while True:
             gc.collect()
-            now = alive()
-            new = now - self.known
+            new = alive()
             if not new or time.monotonic() > deadline:
                 break
             time.sleep(0.01)
-        self.known = now
         self.left += new
+        gc.freeze()
         return dict(new)
 
 
