@@ -461,10 +461,10 @@ async def test_a_stream_works_beside_a_reader(loop, pair):
     "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/loop.pyx")
 def test_a_closed_file_object_can_still_be_removed(loop):
     left, right = socket.socketpair()
-    loop.add_reader(left, print)
-    left.close()
-    assert loop.remove_reader(left) is True
-    right.close()
+    with right:
+        loop.add_reader(left, print)
+        left.close()
+        assert loop.remove_reader(left) is True
 
 
 def test_readiness_shows_within_few_iterations(loop):
