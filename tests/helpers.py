@@ -17,6 +17,8 @@ import figures
 import pytest
 
 LOOP_KINDS = ("asyncio", "uvloop", "io_uring", "epoll")
+# AddressSanitizer keeps what is freed for a while, so that memory only seems to grow.
+WITH_ASAN = "ASAN_OPTIONS" in os.environ
 LIMIT = 30.0  # seconds a condition may take; a guard against hangs, never a measurement
 
 PY312 = sys.version_info >= (3, 12)

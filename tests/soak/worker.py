@@ -4,13 +4,12 @@ import asyncio
 import faulthandler
 import importlib
 import json
-import os
 import signal
 import sys
 import time
 import traceback
 
-from helpers import make_loop
+from helpers import WITH_ASAN, make_loop
 
 from . import leaks
 from .run import NotRun, Run
@@ -97,8 +96,7 @@ def main(text):
     limit = config["seconds"] + 3 * patience(config["options"])
     faulthandler.dump_traceback_later(limit, exit=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))    # ends the peers, too
-    # AddressSanitizer keeps what is freed for a while; leaks are LeakSanitizer's to find then.
-    tolerance = None if "ASAN_OPTIONS" in os.environ else leaks.RSS_TOLERANCE
+    tolerance = None if WITH_ASAN else leaks.RSS_TOLERANCE
     print(json.dumps(measure(config, tolerance)), flush=True)
 
 
