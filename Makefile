@@ -16,8 +16,8 @@ SUITES ?=
 KINDS ?= io_uring,epoll
 REPEAT ?= 5
 EXAMPLES ?= 2000
-fault_tests := tests/faults tests/models $(addprefix tests/test_,wrong_owner.py ends_of_loops.py \
-    fork_points.py threads.py subinterpreters.py limits.py bad_input.py)
+fault_tests := tests/faults tests/models $(addprefix tests/test_,wrong_owner.py changing_owners.py \
+    dropped.py hostile_code.py ends_of_loops.py fork_points.py threads.py subinterpreters.py limits.py bad_input.py)
 FAST_SUITES := stdlib,uvloop,janus,asgiref,httpcore,aioquic
 CONFORM_ARGS ?=
 MINUTES ?= 2

@@ -441,3 +441,28 @@ async def waiting(loop, call):
     await ticks()
     assert not task.done()
     return task
+
+
+async def still_works(loop):
+    """A timer, a thread's call, a transport, a sock_* call."""
+    await asyncio.sleep(0.001)
+    assert await asyncio.to_thread(lambda: 5) == 5
+    with socket_pair() as (ours, peer):
+        peer.send(b"hello")
+        assert await loop.sock_recv(ours, 100) == b"hello"
+        transport, protocol = await loop.create_connection(Recorder, sock=ours)
+        peer.send(b"again")
+        await protocol.received(5)
+        transport.write(b"answer")
+        assert await asyncio.to_thread(peer.recv, 100) == b"answer"
+        transport.abort()
+        await protocol.lost()
+
+
+class LyingInt(int):
+    """Says of itself that it is small and positive."""
+
+    def __gt__(self, other):
+        return True
+
+    __ge__ = __lt__ = __le__ = __gt__
