@@ -106,22 +106,20 @@ cdef class Receiver(Operation):
         if not self.transport.owns_descriptor():
             return self.input_ended(os_error(EBADF))
         self.watching = self.large or loop.ring is None
-        if self.watching:
-            self.must_arm = False
-            try:
-                loop.poller.watch_input(self.transport.fd, self)
-            except (OSError, MemoryError) as exc:
-                return self.failed(exc)
-            return 0
         try:
-            sqe = loop.ring.start(self, liburing.IORING_OP_RECV, self.transport.fd, NULL, 0)
-        except MemoryError as exc:
+            if self.watching:
+                loop.poller.watch_input(self.transport.fd, self)
+            else:
+                sqe = loop.ring.start(self, liburing.IORING_OP_RECV, self.transport.fd, NULL, 0)
+                sqe.flags = liburing.IOSQE_BUFFER_SELECT
+                sqe.ioprio = liburing.IORING_RECV_MULTISHOT
+                sqe.buf_group = BUFFER_GROUP
+        except RingError:
+            raise                   # must_arm stays: it is asked for again in the next run
+        except (OSError, MemoryError) as exc:
             self.must_arm = False
             return self.failed(exc)
         self.must_arm = False
-        sqe.flags = liburing.IOSQE_BUFFER_SELECT
-        sqe.ioprio = liburing.IORING_RECV_MULTISHOT
-        sqe.buf_group = BUFFER_GROUP
         return 0
 
     cdef int failed(self, exc) except -1:
