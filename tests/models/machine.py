@@ -1,5 +1,6 @@
 """What the models share: streams whose bytes tell their place, running a loop in all ways."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -129,6 +130,37 @@ class Machine:
         """After a failure: end what would disturb the next example."""
         if not self.loop.is_closed():
             self.loop.close()
+
+
+def perform(ends, steps):
+    """Do each step's action at its end."""
+    for number, action in steps:
+        # An interrupt that the program asked for, where it came out of a call of the end's own.
+        with contextlib.suppress(KeyboardInterrupt):
+            ends[number % len(ends)].do(action)
+
+
+def play(machine, ends, turns):
+    """Make the steps of each turn, inside a callback of the loop or outside, and run the loop."""
+    for way, inside, steps in turns:
+        if inside and way != "not":
+            machine.loop.call_soon(perform, ends, steps)
+        else:
+            perform(ends, steps)
+        machine.run(way)
+
+
+@contextlib.contextmanager
+def counted(kind, machine, ends):
+    """Around the play of a program: lets go of everything after a failure too, and counts."""
+    try:
+        yield
+    finally:
+        for each in ends:
+            each.give_up()
+        machine.abandon()
+    figures.count(kind, cases=1, connections=len(ends),
+                  bytes=sum(each.input.got + each.output.got for each in ends))
 
 
 def explore(request, strategy, usual, run):

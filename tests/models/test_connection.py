@@ -6,11 +6,10 @@ A program is a list of turns. A turn makes its steps, inside a callback of the l
 then runs the loop. Step ("when", callback, action) has the next such callback do the action.
 """
 
-import figures
 import pytest
 from connection import Connection
 from hypothesis import strategies as st
-from machine import WAYS, Machine, explore
+from machine import WAYS, Machine, counted, explore, play
 
 # uvloop differs in small ways that no model of asyncio forgives: it is not reading before the first
 # iteration, say.
@@ -68,23 +67,6 @@ program = st.tuples(
     st.lists(turn, max_size=12))
 
 
-def perform(connections, steps):
-    for number, action in steps:
-        try:
-            connections[number % len(connections)].do(action)
-        except KeyboardInterrupt:
-            pass
-
-
-def play(machine, connections, turns):
-    for way, inside, steps in turns:
-        if inside and way != "not":
-            machine.loop.call_soon(perform, connections, steps)
-        else:
-            perform(connections, steps)
-        machine.run(way)
-
-
 def end(machine, connections):
     """Everything arrives; then everything ends."""
     for each in connections:
@@ -105,17 +87,11 @@ def end(machine, connections):
 def run(kind, options, kinds_of_connections, turns):
     machine = Machine(kind, options)
     connections = []
-    try:
+    with counted(kind, machine, connections):
         for number, how in enumerate(kinds_of_connections):
             connections.append(Connection(machine, number, *how))
         play(machine, connections, turns)
         end(machine, connections)
-    finally:
-        for each in connections:
-            each.give_up()
-        machine.abandon()
-    figures.count(kind, cases=1, connections=len(connections), bytes=sum(
-        each.input.got + each.output.got for each in connections))
 
 
 @pytest.mark.timeout(1800)

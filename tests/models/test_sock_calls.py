@@ -6,11 +6,10 @@ import asyncio
 import errno
 import socket
 
-import figures
 import pytest
 from helpers import make_pair
 from hypothesis import strategies as st
-from machine import WAYS, Machine, Stream, explore
+from machine import WAYS, Machine, Stream, counted, explore, play
 
 KINDS = ("io_uring", "epoll")       # asyncio's calls displace each other
 SIZES = (1, 64, 100, 1000, 16_383, 16_384, 40_000)
@@ -253,11 +252,6 @@ class End:
         return self.taker.is_lost
 
 
-def perform(ends, steps):
-    for number, action in steps:
-        ends[number % len(ends)].do(action)
-
-
 def finish(machine, ends):
     machine.run_until(End.settle, ends)
     for each in ends:
@@ -275,26 +269,15 @@ def run(kind, options, reads_ahead, kinds_of_ends, turns):
     machine = Machine(kind, {**options, "sock_readahead": reads_ahead})
     machine.reads_ahead = reads_ahead
     ends = []
-    try:
+    with counted(kind, machine, ends):
         for number, how in enumerate(kinds_of_ends):
             ends.append(End(machine, number, *how))
-        for way, inside, steps in turns:
-            if inside and way != "not":
-                machine.loop.call_soon(perform, ends, steps)
-            else:
-                perform(ends, steps)
-            machine.run(way)
+        play(machine, ends, turns)
         finish(machine, ends)
         for each in ends:
             for task in each.all:
                 if not task.cancelled() and task.exception() is not None:
                     raise task.exception()
-    finally:
-        for each in ends:
-            each.give_up()
-        machine.abandon()
-    figures.count(kind, cases=1, connections=len(ends),
-                  bytes=sum(each.input.got + each.output.got for each in ends))
 
 
 @pytest.mark.timeout(1800)

@@ -4,11 +4,10 @@ what one side sends comes whole and in order to the other, whoever closes, abort
 import asyncio
 import ssl
 
-import figures
 import pytest
 from helpers import make_pair, reset
 from hypothesis import strategies as st
-from machine import WAYS, Machine, Stream, explore
+from machine import WAYS, Machine, Stream, counted, explore
 
 KINDS = ("asyncio", "io_uring", "epoll")
 SIZES = (1, 100, 16_384, 16_385, 70_000, 200_000)
@@ -260,7 +259,7 @@ class Connection:
 def run(kind, contexts, options, kinds_of_connections, shakes, turns):
     machine = Machine(kind, options)
     connections = []
-    try:
+    with counted(kind, machine, connections):
         for number, how in enumerate(kinds_of_connections):
             connections.append(Connection(machine, number, contexts, *how))
         for _ in range(shakes):
@@ -283,12 +282,6 @@ def run(kind, contexts, options, kinds_of_connections, shakes, turns):
         for each in connections:
             each.give_up()
         machine.finish()
-    finally:
-        for each in connections:
-            each.give_up()
-        machine.abandon()
-    figures.count(kind, cases=1, connections=len(connections), bytes=sum(
-        each.input.got + each.output.got for each in connections))
 
 
 @pytest.mark.timeout(1800)
