@@ -171,7 +171,7 @@ def loop_kind(request):
     reason = _why_not(request.param)
     if reason:
         pytest.skip(reason)
-    figures.ours[0] = request.param not in ("asyncio", "uvloop")
+    figures.ours = request.param not in ("asyncio", "uvloop")
     return request.param
 
 

@@ -9,7 +9,7 @@ UNTOUCHED = "cases that chance spared of a fault"
 LEAKED = "descriptors and engine objects leaked"
 _figures = collections.defaultdict(collections.Counter)
 _notes = collections.Counter()
-ours = [True]       # whether the loop under test is uringloop's: what others lose isn't counted
+ours = True         # whether the loop under test is uringloop's: what others lose isn't counted
 
 
 def count(kind, **numbers):

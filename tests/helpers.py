@@ -127,7 +127,7 @@ def assert_same(got, expected):
             low = middle
         else:
             high = middle - 1
-    if figures.ours[0]:
+    if figures.ours:
         figures.note(figures.LOST, max(len(got), len(expected)) - low)
     raise AssertionError(
         f"{len(got)} bytes differ from {len(expected)} expected at offset {low}: "

@@ -48,7 +48,6 @@ cdef class Listener(Flushable):
     cdef object family, kind, protocol
     cdef bint known_socket      # awaitable.h may read its head
     cdef bint serving
-    cdef bint watching          # the last request was made to the poller, not to the ring
     cdef AcceptOperation operation
 
     def __cinit__(self, maker=None):
@@ -66,17 +65,16 @@ cdef class Listener(Flushable):
 
     cdef int flush(self) except -1:
         """Watch the socket, or have an accept request made before the loop submits."""
+        if self.loop.ring is not None:
+            return self.loop.want_request(self.operation)
         if not self.owns_descriptor() or self.operation.state != IDLE:
             return 0
-        self.watching = self.loop.ring is None
-        if self.watching:
-            try:
-                return self.loop.poller.watch_input(self.fd, self.operation)
-            except MemoryError:
-                return self.accept_failed(ENOMEM)
-            except OSError as exc:          # epoll has no room for it
-                return self.accept_failed(exc.errno)
-        return self.loop.want_request(self.operation)
+        try:
+            return self.loop.poller.watch_input(self.fd, self.operation)
+        except MemoryError:
+            return self.accept_failed(ENOMEM)
+        except OSError as exc:          # epoll has no room for it
+            return self.accept_failed(exc.errno)
 
     cdef int arm(self) except -1:
         # Not in flush(): protocols run there, and may close the socket.
@@ -111,7 +109,7 @@ cdef class Listener(Flushable):
     cdef int halt(self) except -1:
         if self.operation.state == IDLE:
             return 0
-        if self.watching:
+        if self.loop.ring is None:
             return self.loop.poller.unwatch_input(self.fd, self.operation)
         return self.loop.ring.cancel_now(self.operation)
 
