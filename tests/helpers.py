@@ -66,7 +66,8 @@ def run_child(kind, source, *, limit=LIMIT, flags=(), environment=(), **options)
     search = os.pathsep.join([os.fspath(here), *(entry for entry in sys.path if entry)])
     environment = {**os.environ, "PYTHONPATH": search, **dict(environment)}
     head = f"import asyncio, helpers\nkind = {kind!r}\nloop = helpers.make_loop(kind)\n"
-    command = [sys.executable, *flags, "-c", head + source]
+    # -P: not the package in the current folder, but the build that is being tested.
+    command = [sys.executable, "-P", *flags, "-c", head + source]
     return subprocess.run(
         command, env=environment, timeout=limit, capture_output=True, text=True, **options
     )

@@ -35,7 +35,7 @@ def run_child(source, **environment):
     here = pathlib.Path(__file__).resolve().parent
     path = os.pathsep.join([str(here), *(entry for entry in sys.path if entry)])
     environment = {**os.environ, "PYTHONPATH": path, "URINGLOOP_BACKEND": "", **environment}
-    child = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], env=environment,
+    child = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(source)], env=environment,
                            capture_output=True, text=True, timeout=60)
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout), child.stderr

@@ -77,5 +77,5 @@ print("over")
 
 
 def test_a_call_that_fails_for_want_of_memory_leaves_the_next_one_alone(loop_kind):
-    child = run_child(loop_kind, CALLS, flags=("-P",))
+    child = run_child(loop_kind, CALLS)
     assert (child.returncode, child.stdout) == (0, "over\n"), child.stderr
