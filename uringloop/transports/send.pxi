@@ -109,6 +109,8 @@ cdef class Sender(Operation):
         if self.timer is not None and sent and self.size:
             touch(self.timer.loop, self.timer)
         self.transport.loop.counters.bytes_sent += sent
+        if not self.size:
+            return self.forget()
         while sent:
             left = PyBytes_GET_SIZE(<object>PyList_GET_ITEM(self.chunks, self.first)) - self.offset
             if sent < left:
@@ -118,10 +120,7 @@ cdef class Sender(Operation):
             self.offset = 0
             self.chunks[self.first] = None
             self.first += 1
-        if self.first == PyList_GET_SIZE(self.chunks):
-            self.first = 0
-            self.chunks.clear()
-        elif self.first >= 1024 and 2 * self.first > PyList_GET_SIZE(self.chunks):
+        if self.first >= 1024 and 2 * self.first > PyList_GET_SIZE(self.chunks):
             try:
                 del self.chunks[:self.first]
             except MemoryError:
