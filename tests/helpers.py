@@ -60,11 +60,18 @@ def make_loop(kind, **options):
     return loop
 
 
+def search_path():
+    """PYTHONPATH for children: the tests, the build that is being tested, and what else is here."""
+    import uringloop
+
+    here = pathlib.Path(__file__).resolve().parent
+    tested = pathlib.Path(uringloop.__file__).resolve().parent.parent
+    return os.pathsep.join([os.fspath(here), os.fspath(tested), *filter(None, sys.path)])
+
+
 def run_child(kind, source, *, limit=LIMIT, flags=(), environment=(), **options):
     """Runs Python `source` in a new process, with `loop` made there; a CompletedProcess."""
-    here = pathlib.Path(__file__).resolve().parent
-    search = os.pathsep.join([os.fspath(here), *(entry for entry in sys.path if entry)])
-    environment = {**os.environ, "PYTHONPATH": search, **dict(environment)}
+    environment = {**os.environ, "PYTHONPATH": search_path(), **dict(environment)}
     head = f"import asyncio, helpers\nkind = {kind!r}\nloop = helpers.make_loop(kind)\n"
     # -P: not the package in the current folder, but the build that is being tested.
     command = [sys.executable, "-P", *flags, "-c", head + source]

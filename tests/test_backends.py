@@ -3,12 +3,12 @@
 import errno
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from helpers import search_path
 
 import uringloop
 from uringloop import backend
@@ -32,9 +32,7 @@ async def main():
 
 def run_child(source, **environment):
     """Run a script with tests/ on its path; returns what it printed as JSON, and its stderr."""
-    here = pathlib.Path(__file__).resolve().parent
-    path = os.pathsep.join([str(here), *(entry for entry in sys.path if entry)])
-    environment = {**os.environ, "PYTHONPATH": path, "URINGLOOP_BACKEND": "", **environment}
+    environment = {**os.environ, "PYTHONPATH": search_path(), "URINGLOOP_BACKEND": "", **environment}
     child = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(source)], env=environment,
                            capture_output=True, text=True, timeout=60)
     assert child.returncode == 0, child.stderr

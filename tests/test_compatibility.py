@@ -22,7 +22,7 @@ from asyncio import sslproto
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for the command; pytest finds the package by itself
+sys.path.append(str(ROOT))  # for the command; pytest finds the package by itself
 
 import uringloop  # noqa: E402
 from uringloop import _core  # noqa: E402
