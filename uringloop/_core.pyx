@@ -19,11 +19,11 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.errno cimport (EAGAIN, EALREADY, EBADF, EBUSY, ECONNABORTED, ECONNRESET, EEXIST, EINTR,
                          EINVAL, EMFILE, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSYS, ENOTCONN,
-                         ENOTSOCK, EOVERFLOW, EPERM, EPIPE, ETIME, errno)
+                         ENOTSOCK, EOPNOTSUPP, EOVERFLOW, EPERM, EPIPE, ETIME, errno)
 from libc.limits cimport INT_MAX
 from libc.math cimport ceil
-from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t,
-                          uintptr_t)
+from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
+                          uint64_t, uintptr_t)
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 from posix.stdlib cimport posix_memalign
@@ -55,6 +55,7 @@ from asyncio.log import logger as asyncio_logger
 include "ring/operation.pxi"
 include "ring/buffer_ring.pxi"
 include "ring/ring.pxi"
+include "ring/loan.pxi"
 include "ring/probe.pxi"
 
 # FLOOR 2: time and callbacks

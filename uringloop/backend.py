@@ -101,5 +101,15 @@ def fall_back(options: LoopOptions, error: int, step: str) -> str:
 
 
 @functools.cache
+def zerocopy_flags() -> int:
+    """What _core.probe_zerocopy() found, which is asked once; a warning where it is nothing."""
+    flags = _core.probe_zerocopy()
+    if flags < 0:
+        logger.warning("uringloop: send_zerocopy has no effect: the kernel has no zero-copy sends "
+                       "(Linux 6.1)")
+    return flags
+
+
+@functools.cache
 def _log_once(reason: str) -> None:
     logger.warning("uringloop: io_uring cannot be used, the loop runs on epoll: %s", reason)

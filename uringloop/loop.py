@@ -43,8 +43,10 @@ class LoopStats:
     epoll_wait calls. messages_copied, messages_handed_over, messages_fed: how received data reached
     protocols: copied out of a block, as the block itself, or into the buffer of a StreamReader.
     mode_switches: changes between the receive modes. bytes_received, bytes_sent: payload bytes of
-    stream transports and of sock_* on stream sockets. operations: all that is waited for, readiness
-    of transports included.
+    stream transports and of sock_* on stream sockets. zerocopy_sends: requests of the option
+    send_zerocopy; zerocopy_copied: those that the kernel copied all the same; zerocopy_pending:
+    those whose memory it still holds, which are in flight. operations: all that is waited for,
+    readiness of transports included.
     """
 
     ticks: int
@@ -63,6 +65,9 @@ class LoopStats:
     messages_fed: int
     messages_handed_over: int
     mode_switches: int
+    zerocopy_sends: int
+    zerocopy_copied: int
+    zerocopy_pending: int
     operations: int
 
 
@@ -80,6 +85,10 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
         self._options = effective_options(options)
         chosen, reason = backend.choose(self._options)
         self._configure(chosen, reason, self._options)
+        if self._options.send_zerocopy is not None and chosen == "io_uring":
+            flags = backend.zerocopy_flags()
+            if flags >= 0:
+                self._send_zerocopy(self._options.send_zerocopy, flags)
         super().__init__(selector=_Descriptors(self))
         self._transports: weakref.WeakValueDictionary[int, Any] = _Transports(self)
         self._set_up_sockets(self._transports.data, self._options.sock_readahead)

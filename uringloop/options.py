@@ -28,6 +28,12 @@ class LoopOptions:
         sock_recv_into(): it goes on receiving between calls (up to 64 KiB are held), so that such
         a socket must not be read from directly, duplicated or handed to another process. The
         fastest way; off by default, and without effect on epoll.
+    send_zerocopy: writes of at least so many bytes (4096 or more) to a TCP transport are sent
+        without a copy into the kernel (Linux 6.1), where the socket and RLIMIT_MEMLOCK allow it.
+        They wait for the end of the iteration, and their memory is kept until the peer has
+        acknowledged them; while any is kept, an os.exec*() in the loop's thread cannot go on or be
+        killed. Pays on real network cards; over loopback the kernel copies all the same, and needs
+        more time. Off by default (None), and without effect on epoll.
 
     ValueError names a field that is out of range, TypeError one of the wrong type.
     """
@@ -37,6 +43,7 @@ class LoopOptions:
     recv_buffers: int = 1024
     recv_buffer_size: int = 16384
     sock_readahead: bool = False
+    send_zerocopy: int | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -47,6 +54,8 @@ class LoopOptions:
         if not isinstance(self.sock_readahead, bool):
             raise TypeError("sock_readahead must be a bool, "
                             f"not {type(self.sock_readahead).__name__}")
+        if self.send_zerocopy is not None:
+            self._check("send_zerocopy", 4096, 1 << 30)
 
     def _check(self, name: str, low: int, high: int, power_of_two: bool = False) -> None:
         value = getattr(self, name)
@@ -99,6 +108,8 @@ def _parse(name: str, value: str) -> Any:
             return _TRUTH[value.lower()]
         raise ValueError(f"environment variable URINGLOOP_OPTIONS: {name} must be one of "
                          f"{', '.join(_TRUTH)}, not {value!r}")
+    if name == "send_zerocopy" and value.lower() == "none":
+        return None
     try:
         return int(value)
     except ValueError:

@@ -24,6 +24,11 @@
 #error "uringloop needs liburing 2.3 or newer (multishot receive); found an older liburing.h"
 #endif
 
+/* Zero-copy sends whose notification says whether the kernel has copied, Linux 6.2. */
+#ifndef IORING_SEND_ZC_REPORT_USAGE
+#define IORING_SEND_ZC_REPORT_USAGE (1U << 3)
+#endif
+
 /* epoll_pwait2(2), Linux 5.11. The number is the same on every architecture but alpha. */
 #ifndef SYS_epoll_pwait2
 #define SYS_epoll_pwait2 441

@@ -79,7 +79,10 @@ cdef extern from "ring/compat.h" nogil:
         IORING_OP_ASYNC_CANCEL
         IORING_OP_SEND
         IORING_OP_RECV
+        IORING_OP_SEND_ZC
+        IORING_OP_SENDMSG_ZC
         IORING_RECV_MULTISHOT
+        IORING_SEND_ZC_REPORT_USAGE
         IORING_ACCEPT_MULTISHOT
         IORING_ASYNC_CANCEL_ALL
         IORING_ASYNC_CANCEL_ANY
@@ -87,6 +90,7 @@ cdef extern from "ring/compat.h" nogil:
         IOSQE_CQE_SKIP_SUCCESS
         IORING_CQE_F_BUFFER
         IORING_CQE_F_MORE
+        IORING_CQE_F_NOTIF
         IORING_CQE_BUFFER_SHIFT
 
     int io_uring_queue_init_params(unsigned entries, io_uring *ring, io_uring_params *params)

@@ -8,6 +8,10 @@
 # given up) finds nobody. user_data 0 belongs to nobody: requests whose answer does not matter.
 #
 # States: idle -> submitted -> (cancelling) -> idle. Every transition is in this file.
+#
+# A zero-copy send is answered twice: by its result, and, if that has F_MORE, by a notification when
+# the kernel needs the memory no longer, which no cancel hastens. With the result the operation is
+# idle; its loan takes its place in the table, and keeps the memory until the notification.
 
 cdef enum OperationState:
     IDLE = 0
@@ -33,6 +37,7 @@ cdef class Operation:
     """One request: subclasses say what its answer means."""
     cdef uint64_t user_data
     cdef OperationState state
+    cdef Operation loan         # of a zero-copy send in flight; else None
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         """Take an answer: a CQE's result and flags, or (events, READINESS) from the poller."""
@@ -122,7 +127,20 @@ cdef class OperationTable:
         self.occupied -= 1
         operation.user_data = 0
         operation.state = IDLE
+        if operation.loan is not None:
+            operation.loan = None
         self.operations[slot] = None
+        return 0
+
+    cdef int pass_on(self, Operation operation) except -1:
+        """-> idle, by the result of a zero-copy send: its loan is submitted in its place."""
+        cdef Operation loan = operation.loan
+        loan.user_data = operation.user_data
+        loan.state = SUBMITTED
+        operation.user_data = 0
+        operation.state = IDLE
+        operation.loan = None
+        self.operations[<uint32_t>loan.user_data] = loan
         return 0
 
     cdef Operation find(self, uint64_t user_data):

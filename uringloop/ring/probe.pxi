@@ -30,6 +30,49 @@ def probe_io_uring():
         ring.close()
 
 
+def probe_zerocopy():
+    """What a zero-copy send may have as its ioprio: IORING_SEND_ZC_REPORT_USAGE from Linux 6.2 on,
+    0 before it; -1 where the kernel has no such sends (Linux 6.1)."""
+    cdef Ring ring = Ring.__new__(Ring, OperationTable(), AnswerQueue())
+    cdef int pair[2]
+    if ring.open(8):
+        return -1
+    try:
+        if liburing.socketpair(liburing.AF_UNIX, liburing.SOCK_STREAM, 0, pair) < 0:
+            return -1
+        try:
+            for flags in (liburing.IORING_SEND_ZC_REPORT_USAGE, 0):
+                if (_try_zerocopy(ring, pair[0], liburing.IORING_OP_SEND_ZC, flags)
+                        and _try_zerocopy(ring, pair[0], liburing.IORING_OP_SENDMSG_ZC, flags)):
+                    return flags
+        finally:
+            close_fd(pair[0])
+            close_fd(pair[1])
+    finally:
+        ring.close()
+    return -1
+
+
+cdef bint _try_zerocopy(Ring ring, int fd, uint8_t opcode, uint16_t flags) except -1:
+    """Whether the kernel understands the request: then a Unix socket is the one to refuse it."""
+    cdef Operation operation = Operation.__new__(Operation)
+    cdef liburing.io_uring_sqe *sqe
+    cdef liburing.msghdr nothing
+    cdef Answer answer
+    cdef bint known = True
+    memset(&nothing, 0, sizeof(nothing))
+    sqe = ring.start(operation, opcode, fd, &nothing, opcode == liburing.IORING_OP_SENDMSG_ZC)
+    sqe.ioprio = flags
+    ring.submit_all()
+    liburing.io_uring_get_events(&ring.ring)
+    ring.drain()
+    while ring.answers.pop(&answer):
+        if answer.flags & liburing.IORING_CQE_F_NOTIF == 0:
+            known = answer.result >= 0 or answer.result == -EOPNOTSUPP
+        ring.answered(operation, answer.flags)
+    return known and operation.state == IDLE
+
+
 cdef bint _opcodes_known(liburing.io_uring *ring) noexcept:
     cdef liburing.io_uring_probe *known = liburing.io_uring_get_probe_ring(ring)
     cdef bint complete

@@ -43,7 +43,9 @@ cdef class Ring:
     cdef bint alive
     cdef unsigned fork_count
     cdef Py_ssize_t in_flight
+    cdef readonly Py_ssize_t loans      # of those in flight, what only waits for a notification
     cdef uint64_t enters, submissions, completions, overflows, buffers_ran_dry
+    cdef uint64_t zerocopy_sends, zerocopy_copied
 
     def __cinit__(self, OperationTable operations, AnswerQueue answers):
         self.operations = operations
@@ -157,7 +159,7 @@ cdef class Ring:
         self.drain()
         if not self.answers.take(operation.user_data, answer):
             return False
-        self.finished(operation)
+        self.answered(operation, answer.flags)
         return True
 
     cdef int submit(self) except -1:
@@ -265,6 +267,15 @@ cdef class Ring:
         except MemoryError:
             return False
 
+    cdef inline int answered(self, Operation operation, uint32_t flags) except -1:
+        """A completion of an operation was taken from the answer queue."""
+        if not flags & liburing.IORING_CQE_F_MORE:
+            return self.finished(operation)
+        if operation.loan is not None:
+            self.loans += 1
+            return self.operations.pass_on(operation)
+        return 0
+
     cdef int finished(self, Operation operation) except -1:
         """The final completion of an operation was taken from the answer queue."""
         self.in_flight -= 1
@@ -284,11 +295,17 @@ cdef class Ring:
         return 0
 
     cdef Py_ssize_t unanswered(self) except -1:
-        """Requests whose final completion is not in the answer queue yet."""
-        cdef Py_ssize_t count = self.in_flight, i
+        """Requests whose final completion is not in the answer queue yet. Of a zero-copy send the
+        result counts: the notification may take as long as the peer likes."""
+        cdef Py_ssize_t count = self.in_flight - self.loans, i
         cdef Answer *answers = self.answers.answers
+        cdef Operation operation
         for i in range(self.answers.head, self.answers.tail):
-            if answers[i].flags != READINESS and not answers[i].flags & liburing.IORING_CQE_F_MORE:
+            if answers[i].flags == READINESS or answers[i].flags & liburing.IORING_CQE_F_NOTIF:
+                continue
+            operation = self.operations.find(answers[i].user_data)
+            if not answers[i].flags & liburing.IORING_CQE_F_MORE or (
+                    operation is not None and operation.loan is not None):
                 count -= 1
         return count
 
@@ -353,15 +370,25 @@ cdef class Ring:
             operation = self.operations.find(answer.user_data)
             if operation is None:
                 continue
-            if answer.flags != READINESS and not answer.flags & liburing.IORING_CQE_F_MORE:
-                self.finished(operation)
+            if answer.flags != READINESS:
+                self.answered(operation, answer.flags)
             operation.discard(answer.result, answer.flags)
+        if settled and self.loans:
+            self.leak_loans()
         self.alive = False
         if self.buffers is not None:
             self.buffers.close(leak=not settled)
         if not settled:
             Py_INCREF(self.operations)
         liburing.io_uring_queue_exit(&self.ring)
+        return 0
+
+    cdef int leak_loans(self) except -1:
+        """Peers have not acknowledged all that was sent: the kernel reads it when they do."""
+        for operation in self.operations.operations:
+            if isinstance(operation, Loan):
+                (<Loan>operation).leak()
+                self.finished(operation)
         return 0
 
     def __dealloc__(self):

@@ -54,6 +54,8 @@ cdef class LoopCore:
     cdef object warn
     cdef unsigned ring_entries, recv_buffers
     cdef Py_ssize_t recv_buffer_size
+    cdef Py_ssize_t zerocopy_size       # the option send_zerocopy; else larger than any write
+    cdef uint16_t zerocopy_flags
 
     def __cinit__(self, *args, **kwargs):
         self.ready = ReadyQueue()
@@ -65,6 +67,7 @@ cdef class LoopCore:
         self.warn = warnings.warn
         self._backend = "epoll"
         self._backend_reason = ""
+        self.zerocopy_size = PY_SSIZE_T_MAX
         # Until __init__ has run: __del__ must not warn about a loop that was never made.
         self._closed = True
 
@@ -76,6 +79,11 @@ cdef class LoopCore:
         self.ring_entries = options.ring_entries
         self.recv_buffers = options.recv_buffers
         self.recv_buffer_size = options.recv_buffer_size
+
+    def _send_zerocopy(self, Py_ssize_t size, uint16_t flags):
+        """Writes of at least so many bytes are sent without a copy."""
+        self.zerocopy_size = size
+        self.zerocopy_flags = flags
 
     @property
     def backend(self):
@@ -485,8 +493,8 @@ cdef class LoopCore:
             if operation is None:
                 # It ended meanwhile: readiness of a descriptor that nobody watches any more.
                 continue
-            if answer.flags != READINESS and not answer.flags & liburing.IORING_CQE_F_MORE:
-                self.ring.finished(operation)
+            if answer.flags != READINESS:
+                self.ring.answered(operation, answer.flags)
             if self._debug:
                 owner = operation.owner()
                 started = liburing.monotonic_ns()
@@ -584,6 +592,7 @@ cdef class LoopCore:
         self._backend_reason = self._ring_refused(error, step)
         self._backend = "epoll"
         self.wants_ring = False
+        self.zerocopy_size = PY_SSIZE_T_MAX
         return 0
 
     def _stats(self):

@@ -33,5 +33,8 @@ cdef dict read_counters(LoopCore loop):
         "messages_fed": loop.counters.messages_fed,
         "messages_handed_over": buffers.handed_over if buffers is not None else 0,
         "mode_switches": loop.counters.mode_switches,
+        "zerocopy_sends": ring.zerocopy_sends if ring is not None else 0,
+        "zerocopy_copied": ring.zerocopy_copied if ring is not None else 0,
+        "zerocopy_pending": ring.loans if ring is not None else 0,
         "operations": loop.operations.occupied,
     }

@@ -8,6 +8,11 @@
 # CHUNK_SIZE bytes: beyond that the kernel moves the request to a worker thread, where it cannot be
 # cancelled any more (docs/kernel.md). With a write timeout it is not MSG_WAITALL: every bit of
 # progress has to be seen.
+#
+# With the option send_zerocopy, a request that carries a large part of a write to a TCP socket is
+# a zero-copy send. Such a write waits for the flush, and the chunks are lent to the kernel until its
+# notification (ring/loan.pxi). Everything else goes by the result, as for a send that copies: then
+# the kernel has accepted the bytes, and the next send may follow.
 
 cdef enum:
     CHUNK_SIZE = 256 * 1024
@@ -37,6 +42,10 @@ cdef class Sender(Operation):
     cdef bint waits_for_all     # it is MSG_WAITALL
     cdef bint cut_short         # ... and the last such sent less: its error was lost
     cdef bint dropped           # what is in flight belongs to a connection that was aborted
+    cdef Py_ssize_t zerocopy_size       # chunks of at least so many bytes are lent
+    cdef bint has_large         # there may be one in the queue
+    cdef bint lends             # the last request was a zero-copy send
+    cdef bint copies_next       # ... and the kernel had no memory for it
     cdef liburing.msghdr message
     cdef liburing.iovec first_vector        # enough for one chunk: sending needs no memory
     cdef liburing.iovec *vectors
@@ -46,6 +55,7 @@ cdef class Sender(Operation):
         self.chunks = []
         self.vectors = &self.first_vector
         self.vector_room = 1
+        self.zerocopy_size = PY_SSIZE_T_MAX
 
     def __dealloc__(self):
         if self.vectors is not &self.first_vector:
@@ -59,6 +69,8 @@ cdef class Sender(Operation):
             self.timer.start()
         self.chunks.append(chunk)
         self.size += PyBytes_GET_SIZE(chunk)
+        if PyBytes_GET_SIZE(chunk) >= self.zerocopy_size:
+            self.has_large = True
         return 0
 
     cdef int extend(self, list chunks, Py_ssize_t size) except -1:
@@ -67,7 +79,14 @@ cdef class Sender(Operation):
             self.timer.start()
         self.chunks.extend(chunks)
         self.size += size
+        for chunk in chunks if self.zerocopy_size < PY_SSIZE_T_MAX else ():
+            if PyBytes_GET_SIZE(chunk) >= self.zerocopy_size:
+                self.has_large = True
         return 0
+
+    cdef inline bint waits_for_flush(self) noexcept:
+        """Whether what is queued is to be lent, so that no send(2) may take it before."""
+        return self.has_large and self.transport.loop.ticking
 
     cdef void make_vectors(self, Py_ssize_t wanted) noexcept:
         """Room for more vectors, if there is memory."""
@@ -179,20 +198,59 @@ cdef class Sender(Operation):
         self.in_flight_size = self.gather()
         self.prepared_in = loop.counters.ticks
         self.watching = False
+        self.lends = self.has_large and self.lend(loop.ring)
         try:
-            if self.message.msg_iovlen == 1:
-                sqe = loop.ring.start(self, liburing.IORING_OP_SEND, self.transport.fd,
-                                      self.vectors[0].iov_base, <uint32_t>self.vectors[0].iov_len)
-            else:
-                sqe = loop.ring.start(self, liburing.IORING_OP_SENDMSG, self.transport.fd,
-                                      &self.message, 1)
+            sqe = self.start(loop.ring)
         except MemoryError as exc:
             return self.transport.fatal_error(exc, "Fatal write error on socket transport")
         self.waits_for_all = self.timer is None
         sqe.msg_flags = liburing.MSG_NOSIGNAL
         if self.waits_for_all:
             sqe.msg_flags |= liburing.MSG_WAITALL
+        if self.lends:
+            sqe.ioprio = loop.zerocopy_flags
+            loop.ring.zerocopy_sends += 1
         return 0
+
+    cdef liburing.io_uring_sqe *start(self, Ring ring) except NULL:
+        if self.message.msg_iovlen == 1:
+            return ring.start(
+                self, liburing.IORING_OP_SEND_ZC if self.lends else liburing.IORING_OP_SEND,
+                self.transport.fd, self.vectors[0].iov_base, <uint32_t>self.vectors[0].iov_len)
+        return ring.start(
+            self, liburing.IORING_OP_SENDMSG_ZC if self.lends else liburing.IORING_OP_SENDMSG,
+            self.transport.fd, &self.message, 1)
+
+    cdef bint lend(self, Ring ring) noexcept:
+        """Lend what was gathered, if a part of it is large enough, and there is memory to do so."""
+        cdef Loan loan
+        cdef size_t i, largest = 0
+        if self.copies_next:
+            self.copies_next = False
+            return False
+        for i in range(self.message.msg_iovlen):
+            largest = max(largest, self.vectors[i].iov_len)
+        if largest < <size_t>self.zerocopy_size:
+            return False
+        try:
+            loan = Loan.__new__(Loan)
+            loan.ring = ring
+            loan.memory = self.chunks[self.first:self.first + <Py_ssize_t>self.message.msg_iovlen]
+            self.loan = loan
+        except MemoryError:
+            return False
+        return True
+
+    cdef bint must_copy(self, int error) noexcept:
+        """Whether a zero-copy send failed for being one: it's made again as one that copies."""
+        if error == ENOMEM or error == ENOBUFS:
+            self.copies_next = True     # RLIMIT_MEMLOCK counts what is lent: there may be room again
+        elif error == EOPNOTSUPP or error == EINVAL:
+            self.zerocopy_size = PY_SSIZE_T_MAX
+            self.has_large = False
+        else:
+            return False
+        return True
 
     cdef int complete(self, int32_t result, uint32_t flags) except -1:
         cdef int error = 0
@@ -208,7 +266,7 @@ cdef class Sender(Operation):
         elif result >= 0:
             self.cut_short = self.waits_for_all and result < self.in_flight_size
             self.consume(result)
-        elif not is_retry(result):
+        elif not is_retry(result) and not (self.lends and self.must_copy(-result)):
             error = -result
         if not error and self.size and self.state == IDLE:
             if self.is_late() and not self.transport.owns_descriptor():
@@ -278,7 +336,7 @@ cdef class Sender(Operation):
         if self.state == IDLE or self.watching:
             return 0
         if ring.answers.take(self.user_data, &answer):
-            ring.finished(self)
+            ring.answered(self, answer.flags)
         elif not ring.end_now(self, &answer):
             return 0
         return self.forget()
@@ -286,4 +344,6 @@ cdef class Sender(Operation):
     cdef int forget(self) except -1:
         self.chunks.clear()
         self.first = self.offset = self.size = 0
+        self.has_large = False
+        self.loan = None
         return 0

@@ -194,7 +194,7 @@ cdef class StreamTransport(FlowControlTransport):
 
     cdef int send_early(self) except -1:
         """Send what only waits for the end of the iteration."""
-        if self.sender.size and self.sender.state == IDLE:
+        if self.sender.size and self.sender.state == IDLE and not self.sender.waits_for_flush():
             self.send_now()
         return 0
 
@@ -287,7 +287,7 @@ cdef class StreamTransport(FlowControlTransport):
         """Data was appended: now, or in the flush of this tick?"""
         if self.sender.state == IDLE and (
                 self.sender.size >= SEND_NOW_SIZE or self.sender.size > self.high_water
-                or not self.loop.ticking):
+                or not self.loop.ticking) and not self.sender.waits_for_flush():
             self.send_now()
         if self.sender.size:
             self.loop.check_open()      # as asyncio says it, where nobody would send the rest
@@ -406,7 +406,7 @@ cdef class StreamTransport(FlowControlTransport):
         if self.sender.size and self.sender.state == IDLE:
             # As in asyncio, where it has been tried: when nothing has to wait, the connection is
             # lost now and later writes are dropped; else they go out too (TLS relies on that).
-            error = self.sender.send_now()
+            error = 0 if self.sender.waits_for_flush() else self.sender.send_now()
             if error:
                 self.sender.failed(error)
                 return
@@ -489,10 +489,14 @@ cdef bytes snapshot_of(data):
     return memoryview(data).tobytes()
 
 
+cdef bint is_internet(sock) except -1:
+    return sock.family in (liburing.AF_INET, liburing.AF_INET6)
+
+
 cdef int set_no_delay(sock, int fd) except -1:
     """Nagle's algorithm off on TCP, protocol 0 included; refused by other stream sockets."""
     cdef int on = 1
-    if sock.family in (liburing.AF_INET, liburing.AF_INET6):
+    if is_internet(sock):
         liburing.setsockopt(fd, liburing.IPPROTO_TCP, liburing.TCP_NODELAY, &on, sizeof(on))
     return 0
 
@@ -512,6 +516,8 @@ def make_stream_transport(SockLoop loop, sock, protocol, waiter=None, extra=None
     try:
         transport.own(loop, sock, {} if extra is None else dict(extra), server)
         set_no_delay(sock, transport.fd)
+        if is_internet(sock):
+            sender.zerocopy_size = loop.zerocopy_size
         receiver.preload(loop.take_received(transport.fd))
         transport.schedule_start(waiter)
     except BaseException:
