@@ -10,9 +10,9 @@
 # progress has to be seen.
 #
 # With the option send_zerocopy, a request that carries a large part of a write to a TCP socket is
-# a zero-copy send. Such a write waits for the flush, and the chunks are lent to the kernel until its
-# notification (ring/loan.pxi). Everything else goes by the result, as for a send that copies: then
-# the kernel has accepted the bytes, and the next send may follow.
+# a zero-copy send. Such a write waits for the flush, and the chunks are lent to the kernel until
+# its notification (ring/loan.pxi). Everything else goes by the result, as for a send that copies:
+# then the kernel has accepted the bytes, and the next send may follow.
 
 cdef enum:
     CHUNK_SIZE = 256 * 1024
@@ -199,6 +199,8 @@ cdef class Sender(Operation):
         self.prepared_in = loop.counters.ticks
         self.watching = False
         self.lends = self.has_large and self.lend(loop.ring)
+        if self.lends and not self.transport.owns_descriptor():
+            return self.failed(EBADF)
         try:
             sqe = self.start(loop.ring)
         except MemoryError as exc:
@@ -244,7 +246,7 @@ cdef class Sender(Operation):
     cdef bint must_copy(self, int error) noexcept:
         """Whether a zero-copy send failed for being one: it's made again as one that copies."""
         if error == ENOMEM or error == ENOBUFS:
-            self.copies_next = True     # RLIMIT_MEMLOCK counts what is lent: there may be room again
+            self.copies_next = True     # RLIMIT_MEMLOCK counts what is lent: it comes back
         elif error == EOPNOTSUPP or error == EINVAL:
             self.zerocopy_size = PY_SSIZE_T_MAX
             self.has_large = False
