@@ -19,8 +19,10 @@ _FACTORIES = {
     "uvloop": "uvloop:new_event_loop",
     "uringloop": "uringloop:new_event_loop",
     "uringloop-epoll": "uringloop:new_event_loop",
+    "uringloop-zerocopy": "uringloop:new_event_loop",
 }
-_BACKENDS = {"uringloop": "io_uring", "uringloop-epoll": "epoll"}
+_BACKENDS = {"uringloop": "io_uring", "uringloop-epoll": "epoll", "uringloop-zerocopy": "io_uring"}
+_OPTIONS = {"uringloop-zerocopy": "send_zerocopy=16384"}
 
 _FLOORS = {"floor-epoll": "epoll", "floor-io_uring": "io_uring"}
 """Echo servers in C (floor.c): the least that a loop could cost, measured like a loop."""
@@ -47,7 +49,10 @@ class LoopSpec:
 
     def environment(self) -> dict[str, str]:
         """The variables that its server process needs."""
-        return {"URINGLOOP_BACKEND": self.backend} if self.backend else {}
+        variables = {"URINGLOOP_BACKEND": self.backend} if self.backend else {}
+        if self.name in _OPTIONS:
+            variables["URINGLOOP_OPTIONS"] = _OPTIONS[self.name]
+        return variables
 
     def create(self) -> asyncio.AbstractEventLoop:
         """A new loop. Raises LoopUnavailable, also when uringloop chose another backend."""

@@ -24,6 +24,9 @@ POLICY_WARNS = sys.version_info >= (3, 14)
     ("recv_buffers", 2.0, TypeError),
     ("recv_buffer_size", 63, ValueError),
     ("recv_buffer_size", 65537, ValueError),
+    ("send_zerocopy", 4095, ValueError),
+    ("send_zerocopy", True, TypeError),
+    ("send_zerocopy", "16384", TypeError),
 ])
 def test_a_bad_value_names_its_field(field, value, error):
     with pytest.raises(error, match=field):
@@ -52,6 +55,7 @@ def test_the_environment_overrides_the_program():
 @pytest.mark.parametrize(("environ", "words"), [
     ({"URINGLOOP_BACKEND": "fast"}, "URINGLOOP_BACKEND.*backend must be one of"),
     ({"URINGLOOP_OPTIONS": "rings=3"}, "no option 'rings'; there are backend"),
+    ({"URINGLOOP_OPTIONS": "send_zerocopy=yes"}, "send_zerocopy must be an int"),
     ({"URINGLOOP_OPTIONS": "ring_entries"}, "expected name=value"),
     ({"URINGLOOP_OPTIONS": "ring_entries=many"}, "ring_entries must be an int"),
     ({"URINGLOOP_OPTIONS": "ring_entries=3"}, "ring_entries must be a power of two"),
@@ -59,6 +63,13 @@ def test_the_environment_overrides_the_program():
 def test_a_bad_environment_is_refused_by_name(environ, words):
     with pytest.raises(ValueError, match=words):
         effective_options(None, environ)
+
+
+@pytest.mark.parametrize(("text", "value"), [("16384", 16384), ("none", None)])
+def test_zero_copy_sends_are_switched_by_the_environment(text, value):
+    options = effective_options(uringloop.LoopOptions(send_zerocopy=5000),
+                                {"URINGLOOP_OPTIONS": f"send_zerocopy={text}"})
+    assert options.send_zerocopy == value
 
 
 def test_an_empty_environment_changes_nothing():

@@ -22,11 +22,12 @@ ALLOCATIONS = 600           # more than the script's work makes
 PER_CHILD = 60
 
 
-def sweep(kind, first, last, burst):
+def sweep(kind, first, last, burst, options=""):
     search = os.fspath(pathlib.Path(uringloop.__file__).parents[1])
     ended = subprocess.run(
         [sys.executable, "-X", "faulthandler", SCRIPT, kind, str(first), str(last), str(burst)],
-        env={**os.environ, "PYTHONPATH": search}, capture_output=True, text=True, timeout=150)
+        env={**os.environ, "PYTHONPATH": search, "URINGLOOP_OPTIONS": options},
+        capture_output=True, text=True, timeout=150)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout)
 
@@ -47,6 +48,16 @@ def test_an_allocation_that_fails_ends_no_more_than_its_own_work(loop_kind, firs
         figures.count(loop_kind, cases=found["cases"], faults=found["cases"] * burst)
         if found["most"] <= start:
             break               # the work makes fewer allocations
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("first", range(0, ALLOCATIONS, PER_CHILD))
+def test_an_allocation_fails_where_sends_are_zero_copy(loop_kind, first):
+    if loop_kind == "epoll":
+        pytest.skip("has no zero-copy sends")
+    found = sweep(loop_kind, first, first + PER_CHILD // 3, 1, "send_zerocopy=4096")
+    assert not (found["silent"] or found["leaked"] or found["odd"] or found["stalled"])
+    figures.count(loop_kind, cases=found["cases"], faults=found["cases"])
 
 
 CALLS = """

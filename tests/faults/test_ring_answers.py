@@ -162,3 +162,71 @@ def test_everything_at_once_on_a_tiny_ring_loses_nothing(storm, readahead, error
         outcome, _ = storm(rules, sock_readahead=readahead, **TINY)
         assert all_complete(outcome)
     assert not errors
+
+
+# Zero-copy sends (the option send_zerocopy)
+
+ZEROCOPY = ("SEND_ZC", "SENDMSG_ZC")
+OFTEN = {"times": 100_000, "one_in": 2}
+
+
+def storm_of(rule, *arguments, **chances):
+    """The rule for both kinds of zero-copy sends."""
+    return [(rule, (opcode, *arguments), chances or OFTEN) for opcode in ZEROCOPY]
+
+
+@pytest.mark.parametrize("tiny", [False, True], ids=["usual", "tiny"])
+@pytest.mark.parametrize(
+    "error", ["EINTR", "EAGAIN", "ECANCELED", "ENOMEM", "ENOBUFS", "EOPNOTSUPP", "EINVAL"])
+def test_zero_copy_sends_that_are_refused_are_made_again(storm, error, tiny, errors, loop_kind):
+    for seed in range(figures.repeats(2)):
+        _core.disturb_seed(seed)
+        outcome, faults = storm(storm_of(_core.disturb_answer, -getattr(errno, error)),
+                                send_zerocopy=4096, **(TINY if tiny else {}))
+        assert faults
+        assert all_complete(outcome)
+    assert not errors
+
+
+@pytest.mark.parametrize("error", ["ECONNRESET", "EPIPE", "ETIMEDOUT", "EIO", "EBADF", "EFAULT"])
+def test_zero_copy_sends_that_fail_end_no_other_connection(storm, error, loop_kind):
+    number = getattr(errno, error)
+    for seed in range(figures.repeats(2)):
+        _core.disturb_seed(seed)
+        outcome, faults = storm(storm_of(_core.disturb_answer, -number, times=3, one_in=4),
+                                send_zerocopy=4096)
+        assert 0 < len(outcome.failed) <= faults
+        assert names_the_error(outcome, number)
+
+
+@pytest.mark.parametrize("most", [1, 100, 4095, 5000])
+def test_short_zero_copy_sends_lose_nothing(storm, most, loop_kind, errors):
+    for seed in range(figures.repeats(1)):
+        _core.disturb_seed(seed)
+        outcome, faults = storm(storm_of(_core.disturb_shorten, most), send_zerocopy=4096)
+        assert faults
+        assert all_complete(outcome)
+    assert not errors
+
+
+@pytest.mark.parametrize("tiny", [False, True], ids=["usual", "tiny"])
+def test_the_kernel_refuses_zero_copy_sends_and_notifies(storm, tiny, loop_kind, errors):
+    """The error has F_MORE here, and the notification follows."""
+    for seed in range(figures.repeats(3)):
+        _core.disturb_seed(seed)
+        outcome, faults = storm(storm_of(_core.disturb_spoil), send_zerocopy=4096,
+                                **(TINY if tiny else {}))
+        assert faults
+        assert all_complete(outcome)
+    assert not errors
+
+
+def test_zero_copy_sends_that_the_kernel_does_not_accept_are_made_again(storm, loop_kind, errors):
+    for seed in range(figures.repeats(2)):
+        _core.disturb_seed(seed)
+        outcome, faults = storm(
+            [(_core.disturb_refuse, (-errno.EAGAIN,), {"times": 9999, "one_in": 3})],
+            send_zerocopy=4096, **TINY)
+        assert faults
+        assert all_complete(outcome)
+    assert not errors

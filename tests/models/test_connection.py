@@ -57,6 +57,7 @@ OPTIONS = [
     {},
     {"ring_entries": 2, "recv_buffers": 4, "recv_buffer_size": 64},
     {"ring_entries": 8, "recv_buffers": 4, "recv_buffer_size": 300},
+    {"send_zerocopy": 4096},
 ]
 connection = st.integers(0, 2)
 action = st.tuples(connection, st.sampled_from(ACTIONS))

@@ -1,8 +1,8 @@
 /* Faults for the real ring: requests are changed right before they are submitted.
  *
  * Compiled into the proving build only. A rule answers a request with a chosen result (a NOP that
- * carries it, IORING_NOP_INJECT_RESULT, Linux 6.10), makes a send shorter, or refuses the submit
- * itself. Everything else is the product's own path: the kernel posts the completions.
+ * carries it, IORING_NOP_INJECT_RESULT, Linux 6.10), makes a send shorter, spoils it (EINVAL, of a
+ * zero-copy send with its notification), or refuses the submit itself. Everything else is the product's own path: the kernel posts the completions.
  */
 #ifndef URINGLOOP_DISTURB_H
 #define URINGLOOP_DISTURB_H
@@ -21,8 +21,9 @@
 enum disturb_kind {
 	DISTURB_NOTHING,
 	DISTURB_ANSWER,		/* value: the result */
-	DISTURB_SHORTEN,	/* value: the most bytes of a SEND or SENDMSG */
+	DISTURB_SHORTEN,	/* value: the most bytes of a SEND, SENDMSG, or one of their _ZC */
 	DISTURB_REFUSE,		/* value: what io_uring_submit() returns */
+	DISTURB_SPOIL,		/* value: a flag in ioprio that the kernel does not know */
 };
 
 struct disturb_rule {
@@ -76,7 +77,7 @@ static inline void disturb_answer(struct io_uring_sqe *sqe, int32_t value)
 
 static inline void disturb_shorten(struct io_uring_sqe *sqe, uint32_t most)
 {
-	if (sqe->opcode == IORING_OP_SENDMSG) {
+	if (sqe->opcode == IORING_OP_SENDMSG || sqe->opcode == IORING_OP_SENDMSG_ZC) {
 		struct msghdr *message = (struct msghdr *)(uintptr_t)sqe->addr;
 
 		message->msg_iovlen = 1;
@@ -99,6 +100,8 @@ static inline void disturb_request(struct io_uring_sqe *sqe)
 			continue;
 		if (rule->kind == DISTURB_ANSWER)
 			disturb_answer(sqe, rule->value);
+		else if (rule->kind == DISTURB_SPOIL)
+			sqe->ioprio |= (uint16_t)rule->value;
 		else
 			disturb_shorten(sqe, (uint32_t)rule->value);
 		return;

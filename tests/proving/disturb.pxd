@@ -8,6 +8,7 @@ cdef extern from "ring/compat.h" nogil:
         DISTURB_ANSWER
         DISTURB_SHORTEN
         DISTURB_REFUSE
+        DISTURB_SPOIL
 
     struct disturb_rule:
         disturb_kind kind

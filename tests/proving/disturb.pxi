@@ -2,6 +2,7 @@
 
 DISTURBABLE = {
     "SEND": liburing.IORING_OP_SEND, "SENDMSG": liburing.IORING_OP_SENDMSG,
+    "SEND_ZC": liburing.IORING_OP_SEND_ZC, "SENDMSG_ZC": liburing.IORING_OP_SENDMSG_ZC,
     "RECV": liburing.IORING_OP_RECV, "ACCEPT": liburing.IORING_OP_ACCEPT,
     "POLL_ADD": liburing.IORING_OP_POLL_ADD, "ASYNC_CANCEL": liburing.IORING_OP_ASYNC_CANCEL,
 }
@@ -30,10 +31,15 @@ def disturb_answer(str opcode, int result, *, skip=0, times=1, one_in=1):
 
 
 def disturb_shorten(str opcode, int most, *, skip=0, times=1, one_in=1):
-    """A SEND or SENDMSG is made for at most so many bytes."""
-    if opcode not in ("SEND", "SENDMSG"):
+    """A SEND, SENDMSG or one of their _ZC is made for at most so many bytes."""
+    if not opcode.startswith("SEND"):
         raise ValueError("only sends can be made shorter")
     add_rule(disturb.DISTURB_SHORTEN, DISTURBABLE[opcode], most, skip, times, one_in)
+
+
+def disturb_spoil(str opcode, *, skip=0, times=1, one_in=1):
+    """The kernel itself refuses a request, as it does for a flag that it does not know: EINVAL."""
+    add_rule(disturb.DISTURB_SPOIL, DISTURBABLE[opcode], 1 << 9, skip, times, one_in)
 
 
 def disturb_refuse(int result, *, skip=0, times=1, one_in=1):
