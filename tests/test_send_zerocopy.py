@@ -64,6 +64,17 @@ def sends(loop):
     return loop.stats().zerocopy_sends
 
 
+def fresh(size, seed):
+    """A pattern that nobody else holds, so that its memory is used again once it is let go of."""
+    return bytes(memoryview(pattern(size, seed)))
+
+
+def use_memory_again(size=300_000):
+    """Fill what is free with something else."""
+    gc.collect()
+    return [bytes([number]) * size for number in range(20)]
+
+
 async def returned(loop):
     """All memory is the program's again."""
     await until(lambda: not loop.stats().zerocopy_pending)
@@ -163,19 +174,16 @@ async def test_everything_arrives_in_order_before_the_end(loop, small, end):
 async def test_a_connection_ends_while_the_kernel_holds_its_memory(loop, loop_kind):
     """The end is not kept from the peer, and the memory not from the kernel."""
     async with connected() as (transport, protocol, peer):
-        data = pattern(300_000, 5)
-        transport.write(data)
+        transport.write(fresh(300_000, 5))
         transport.close()
-        del data
         assert await protocol.lost() is None
         assert transport.get_extra_info("socket").fileno() == -1
         if loop_kind == "io_uring":
             assert loop.stats().zerocopy_pending
-        gc.collect()
-        noise = [bytes([number]) * 300_000 for number in range(20)]
+        noise = use_memory_again()
         assert_same(await in_thread(read_to_end, peer), pattern(300_000, 5))
         await returned(loop)
-        del noise
+        assert noise
 
 
 @pytest.mark.parametrize("end", ["abort", "close by the peer", "reset by the peer"])
@@ -291,7 +299,7 @@ def write_to_a_peer_that_does_not_read(loop, size=PLENTY):
     """(transport, peer) with memory in the kernel."""
     ours, peer = make_pair()
     transport, _ = loop.run_until_complete(loop.create_connection(Recorder, sock=ours))
-    loop.call_soon(transport.write, pattern(size, 3))
+    loop.call_soon(lambda: transport.write(fresh(size, 3)))
     for _ in range(10):
         run_once(loop)
     return transport, peer
@@ -308,11 +316,10 @@ def test_a_loop_is_closed_while_the_kernel_holds_memory(new_loop, loop_kind):
     sent = loop.stats().bytes_sent
     assert loop.stats().zerocopy_pending == 0
     del transport, loop
-    gc.collect()
-    noise = [bytes([number]) * 300_000 for number in range(20)]
+    noise = use_memory_again(2 << 20)
     assert_same(read_exactly(peer, sent), pattern(2 << 20, 3)[:sent])
     peer.close()
-    del noise
+    assert noise
 
 
 def test_the_loop_moves_to_another_thread_while_the_kernel_holds_memory(loop):
@@ -343,9 +350,8 @@ def test_a_fork_changes_nothing_for_the_parent(loop):
     transport, peer = write_to_a_peer_that_does_not_read(loop, 1 << 20)
 
     def child():
-        gc.collect()
-        noise = [bytes([number]) * 300_000 for number in range(20)]
-        assert noise
+        loop.close()
+        assert use_memory_again(1 << 20)
 
     assert in_child(child) == 0
 
@@ -371,8 +377,10 @@ def test_a_transport_that_is_dropped_leaves_its_memory_to_the_kernel(loop, loop_
         run_once(loop)
         gc.collect()
     assert dropped() is None
+    noise = use_memory_again()
     assert_same(read_to_end(peer), pattern(300_000, 3))
     peer.close()
+    assert noise
     loop.run_until_complete(returned(loop))
 
 

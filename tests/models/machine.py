@@ -115,6 +115,8 @@ class Machine:
         for _ in range(3):
             self.iterate()
         if self.ours:
+            # Of what a thread sent that has ended, a worker of the kernel's gives the memory back.
+            self.run_until(lambda loop: not loop.stats().zerocopy_pending, [self.loop])
             stats = self.loop.stats()
             left = stats.in_flight, stats.operations, stats.buffers_lent
             assert left == (0, 0, 0), f"(in_flight, operations, buffers_lent) are {left}"
