@@ -32,7 +32,8 @@ async def main():
 
 def run_child(source, **environment):
     """Run a script with tests/ on its path; returns what it printed as JSON, and its stderr."""
-    environment = {**os.environ, "PYTHONPATH": search_path(), "URINGLOOP_BACKEND": "", **environment}
+    environment = {**os.environ, "PYTHONPATH": search_path(), "URINGLOOP_BACKEND": "",
+                   **environment}
     child = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(source)], env=environment,
                            capture_output=True, text=True, timeout=60)
     assert child.returncode == 0, child.stderr
