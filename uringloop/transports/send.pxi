@@ -19,6 +19,8 @@ cdef enum:
     MAX_VECTORS = 1024          # IOV_MAX; one more is EMSGSIZE
     # From here send(2) at once is cheaper than a trip through the ring.
     SEND_NOW_SIZE = 16384
+    # ... and, where there is none, than waiting for the flush, when the message is cold.
+    SEND_HOT_SIZE = 8192
     # One fast reader does not hold the loop for longer than this takes to send.
     SEND_NOW_LIMIT = 1024 * 1024
     # writelines() of no more than this is joined into one chunk.

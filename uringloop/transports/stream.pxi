@@ -285,8 +285,9 @@ cdef class StreamTransport(FlowControlTransport):
 
     cdef int output_queued(self) except -1:
         """Data was appended: now, or in the flush of this tick?"""
+        cdef Py_ssize_t large = SEND_HOT_SIZE if self.loop.ring is None else SEND_NOW_SIZE
         if self.sender.state == IDLE and (
-                self.sender.size >= SEND_NOW_SIZE or self.sender.size > self.high_water
+                self.sender.size >= large or self.sender.size > self.high_water
                 or not self.loop.ticking) and not self.sender.waits_for_flush():
             self.send_now()
         if self.sender.size:
