@@ -15,7 +15,7 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_SET_ITEM
 from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION, PyMethod_GET_SELF
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.errno cimport (EAGAIN, EALREADY, EBADF, EBUSY, ECONNABORTED, ECONNRESET, EEXIST, EINTR,
                          EINVAL, EMFILE, ENFILE, ENOBUFS, ENOENT, ENOMEM, ENOSYS, ENOTCONN,
@@ -36,8 +36,9 @@ from uringloop.ring.liburing cimport ECANCELED, PY_SSIZE_T_MAX, accept4, set_err
 from uringloop.ring.python cimport (
     PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit, PyContext_New, PyErr_CheckSignals,
     PyGC_Disable, PyGC_Enable,
-    PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs,
-    PyObject_CallOneArg, _PyBytes_Resize)
+    PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc, PyObject_CallNoArgs, PyObject_CallOneArg,
+    _PyBytes_Resize, list_items, raise_what_is_set, try_call, try_call_no_args,
+    try_call_one_arg, try_enter_context, try_exit_context)
 
 import asyncio
 import collections

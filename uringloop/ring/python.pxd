@@ -12,9 +12,33 @@ cdef extern from "Python.h":
     object PyObject_CallNoArgs(object function)
     object PyObject_CallOneArg(object function, object argument)
     object PyObject_Call(object function, object args, PyObject *kwargs)
+    # The same, for callers that look at the result: -1 or NULL, and the exception is set.
+    int try_enter_context "PyContext_Enter"(object context) noexcept
+    int try_exit_context "PyContext_Exit"(object context) noexcept
+    PyObject *try_call_no_args "PyObject_CallNoArgs"(object function) noexcept
+    PyObject *try_call_one_arg "PyObject_CallOneArg"(object function, object argument) noexcept
+    PyObject *try_call "PyObject_Call"(object function, object args, PyObject *kwargs) noexcept
     void *PyMem_RawRealloc(void *memory, size_t size) nogil
     void *PyMem_RawMalloc(size_t size) nogil
     void PyMem_RawFree(void *memory) nogil
     int PyErr_CheckSignals() except -1
     int PyGC_Disable()          # whether it was on; Python 3.10
     int PyGC_Enable()
+
+
+cdef extern from *:
+    """
+    /* For a handler's sake: an exception that C code has set becomes one that was raised here. */
+    static inline int uringloop_raise_what_is_set(void)
+    {
+    	return -1;
+    }
+
+    /* The items of a list that nobody makes longer or shorter. */
+    static inline PyObject **uringloop_list_items(PyObject *list)
+    {
+    	return ((PyListObject *)list)->ob_item;
+    }
+    """
+    int raise_what_is_set "uringloop_raise_what_is_set"() except -1
+    PyObject **list_items "uringloop_list_items"(list objects) noexcept

@@ -229,13 +229,17 @@ cdef class Ring:
         registration.timeout.tv_sec = seconds
         return liburing.io_uring_register_sync_cancel(&self.ring, &registration)
 
-    cdef int drain(self) except -1:
+    cdef inline int drain(self) except -1:
         """Move every posted completion to the answer queue. Calls nobody."""
+        if self.usable() and (liburing.io_uring_cq_ready(&self.ring)
+                              or liburing.io_uring_cq_has_overflow(&self.ring)):
+            self.drain_posted()
+        return 0
+
+    cdef int drain_posted(self) except -1:
         cdef unsigned head, tail
         cdef int error
         cdef liburing.io_uring_cqe *cqe
-        if not self.usable():
-            return 0
         while True:
             head = self.ring.cq.khead[0]
             tail = head + liburing.io_uring_cq_ready(&self.ring)    # an acquire load of the tail

@@ -12,16 +12,17 @@ _DESCRIBE_TAKES_DEBUG = (
 cdef class LoopCore
 
 
-cdef inline object call(callback, tuple args):
+cdef inline PyObject *call(callback, tuple args) noexcept:
+    """The result, or NULL with the exception set."""
     cdef Py_ssize_t count = PyTuple_GET_SIZE(args)
     if count == 0:
-        return PyObject_CallNoArgs(callback)
+        return try_call_no_args(callback)
     if count == 1:
-        return PyObject_CallOneArg(callback, <object>PyTuple_GET_ITEM(args, 0))
-    return PyObject_Call(callback, args, NULL)
+        return try_call_one_arg(callback, <object>PyTuple_GET_ITEM(args, 0))
+    return try_call(callback, args, NULL)
 
 
-@cython.freelist(512)
+@cython.freelist(1024)
 cdef class Handle:
     """What call_soon() returns; the interface of asyncio.Handle."""
     cdef object callback
@@ -100,16 +101,25 @@ cdef class Handle:
         self.args = None
         return 0
 
+    @cython.final
     cdef int run(self) except -1:
         """Call the callback in its context; only SystemExit and KeyboardInterrupt come out."""
         # Local references: the callback may cancel its own handle.
-        context, callback, args = self.context, self.callback, self.args
+        callback, args = self.callback, self.args
+        cdef PyObject *result
+        # Without `try`, which would save and restore the thread's exception for each callback.
+        if try_enter_context(self.context) == 0:
+            result = call(callback, args)
+            if try_exit_context(self.context) == 0 and result is not NULL:
+                Py_DECREF(<object>result)
+                return 0
+            Py_XDECREF(result)
+        return self.failed()
+
+    cdef int failed(self) except -1:
+        """Report the exception that is set."""
         try:
-            PyContext_Enter(context)
-            try:
-                call(callback, args)
-            finally:
-                PyContext_Exit(context)
+            raise_what_is_set()
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:

@@ -305,6 +305,10 @@ cdef class LoopCore:
         item.is_dirty = False
         return item
 
+    cdef bint has_to_submit(self) noexcept:
+        """Whether anything waits for before_submit(), the submit or after_submit()."""
+        return self.ring is not None and self.ring.has_unsubmitted()
+
     cdef int before_submit(self) except -1:
         """Prepare what names descriptors that the user may close: no user code runs until they are
         submitted."""
@@ -321,6 +325,7 @@ cdef class LoopCore:
         """
         return False
 
+    @cython.final
     cdef int flush(self) except -1:
         if self.dead:
             self.refuse_dead()      # a callback forked, and this is the child
@@ -331,6 +336,13 @@ cdef class LoopCore:
                 raise
             except BaseException as exc:
                 self.report_io_error(exc)
+        if self.has_to_submit():
+            self.submit_prepared()
+        elif self.ring is not None and self.ring.buffers is not None:
+            self.ring.buffers.publish()
+        return 0
+
+    cdef int submit_prepared(self) except -1:
         # No finalizer may close a descriptor in between. (From Python 3.12 on a collection waits
         # for the interpreter's loop anyway.)
         cdef bint collects = PyGC_Disable()
@@ -366,34 +378,48 @@ cdef class LoopCore:
             raise
         return 0
 
-    cdef int collect(self) except -1:
-        cdef int64_t now, timeout_ns
-        cdef bint look_again, interrupted
+    @cython.final
+    cdef int64_t collect(self) except -1:
+        """Returns the time in nanoseconds."""
+        cdef int64_t now
         if self.ring is not None:
             self.ring.drain()
         now = liburing.monotonic_ns()
         if self.touched is not None:
             self.stamp_touched(now)
-        timeout_ns = self.time_to_wait(now)
-        if timeout_ns == 0:
-            if not self.must_poll(now):
-                return 0
-        else:
-            self.handle_signals()   # one that came during C code would wait for the next event
-            look_again = self.before_wait()
-            timeout_ns = self.time_to_wait(now)         # the two may have given it work to do
-            if look_again and not 0 <= timeout_ns < LOOK_AGAIN_NS:
-                timeout_ns = LOOK_AGAIN_NS
+        if self.time_to_wait(now) != 0:
+            return self.wait(now)
+        if self.must_poll(now):
+            self.last_poll_ns = now
+            self.poll(0)
+        return now
+
+    cdef int64_t wait(self, int64_t now) except -1:
+        """Block, unless what comes first gives the loop work to do. Returns the time after it."""
+        cdef bint look_again
+        cdef int64_t timeout_ns
+        self.handle_signals()       # one that came during C code would wait for the next event
+        look_again = self.before_wait()
+        timeout_ns = self.time_to_wait(now)         # the two may have given it work to do
+        if look_again and not 0 <= timeout_ns < LOOK_AGAIN_NS:
+            timeout_ns = LOOK_AGAIN_NS
+        self.poll(timeout_ns)
+        self.last_poll_ns = liburing.monotonic_ns()
+        return self.last_poll_ns
+
+    @cython.final
+    cdef int poll(self, int64_t timeout_ns) except -1:
+        cdef bint interrupted
         self.counters.polls += 1
         interrupted = self.poller.wait(timeout_ns)
-        self.last_poll_ns = now if timeout_ns == 0 else liburing.monotonic_ns()
         if self.ring is not None:
             self.ring.drain()
         if interrupted:
             self.handle_signals()
         return 0
 
-    cdef int64_t time_to_wait(self, int64_t now) noexcept:
+    @cython.final
+    cdef inline int64_t time_to_wait(self, int64_t now) noexcept:
         """Nanoseconds to the next timer; 0 when there is work to do, -1 for ever."""
         # Dirty before the first tick, or unsubmitted when an exception ended the last run.
         if (self.ready.count > 0 or self._stopping or self.answers.head != self.answers.tail
@@ -417,18 +443,16 @@ cdef class LoopCore:
             item.touched_ns = now
         return 0
 
+    @cython.final
     cdef inline bint must_poll(self, int64_t now) noexcept:
         """Whether a tick that has work to do looks at epoll all the same."""
         return (self.poller.watched > 0 or self._stopping
                 or now - self.last_poll_ns >= POLL_INTERVAL_NS
                 or (self.ring is not None and liburing.taskrun_pending(&self.ring.ring)))
 
-    cdef int take_due_timers(self) except -1:
-        cdef int64_t now
+    @cython.final
+    cdef inline int take_due_timers(self, int64_t now) except -1:
         cdef TimerHandle handle
-        if self.timers.count == 0:
-            return 0
-        now = liburing.monotonic_ns()
         while self.timers.count and self.timers.first_ns() <= now:
             handle = self.timers.first()
             self.ready.push(handle)         # it may fail, and the timer stays then
@@ -436,7 +460,8 @@ cdef class LoopCore:
                 self.timers.remove(handle)
         return 0
 
-    cdef int run_ready(self, Py_ssize_t count) except -1:
+    @cython.final
+    cdef inline int run_ready(self, Py_ssize_t count) except -1:
         """Run that many handles; fewer when a nested iteration took some, or one forked."""
         cdef Handle handle
         while count > 0 and self.ready.count > 0 and not self.dead:
@@ -504,17 +529,18 @@ cdef class LoopCore:
                 operation.complete(answer.result, answer.flags)
         return 0
 
+    @cython.final
     cdef int tick(self) except -1:
         cdef Py_ssize_t earlier = self.ready.count, later
         if self.dead:
             self.refuse_dead()
         self.counters.ticks += 1
-        self.collect()
-        self.take_due_timers()
+        self.take_due_timers(self.collect())
         self.is_idle = not self.ready.count and self.answers.head == self.answers.tail
         later = self.ready.count - earlier
         self.run_ready(earlier)
-        self.dispatch()
+        if self.answers.head != self.answers.tail:
+            self.dispatch()
         self.run_ready(later)
         self.flush()
         return 0

@@ -145,6 +145,10 @@ cdef class SockLoop(LoopCore):
             self.any_done_future = future
         return self.any_done_future
 
+    cdef bint has_to_submit(self) noexcept:
+        return (self.watched_count > 0 or self.first_unarmed is not None
+                or PyList_GET_SIZE(self.holding_calls) > 0 or LoopCore.has_to_submit(self))
+
     cdef int before_submit(self) except -1:
         cdef Watched item
         self.look_for_closed(LOOKS_PER_TICK)
