@@ -8,7 +8,7 @@ import signal
 import socket
 
 import pytest
-from helpers import PY312, make_pair, ticks, until
+from helpers import PY312, make_loop, make_pair, ticks, until
 from transcripts import assert_as_asyncio
 
 UVLOOP_LOOP = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/loop.pyx"
@@ -244,6 +244,56 @@ def test_arguments_of_create_task(loop_kind, ledger):
         say(asyncio.all_tasks(loop))
 
     assert_as_asyncio(scenario, loop_kind)
+
+
+def test_arguments_that_create_task_refuses(loop_kind, ledger):
+    """The words of the refusal are those of the method's signature, which varies."""
+    async def nothing():
+        pass
+
+    with contextlib.closing(make_loop(loop_kind)) as loop:
+        for wrong in ({"loop": loop}, {"loop": loop, "name": "named"}, {"unknown": 1},
+                      {"name": "named", "unknown": None}):
+            coroutine = nothing()
+            with pytest.raises(TypeError):
+                loop.create_task(coroutine, **wrong)
+            coroutine.close()
+        assert not asyncio.all_tasks(loop)
+
+
+@pytest.mark.uvloop_differs("has its own references to the classes", UVLOOP_LOOP)
+def test_what_a_program_puts_in_the_place_of_asyncios_classes_is_used(loop_kind, ledger,
+                                                                       monkeypatch):
+    def scenario(loop, say):
+        class Future(asyncio.Future):
+            pass
+
+        class Task(asyncio.Task):
+            pass
+
+        say(type(loop.create_future()), type(loop.create_task(answer())))
+        loop.run_until_complete(asyncio.sleep(0.01))
+        monkeypatch.setattr(asyncio.futures, "Future", Future)
+        monkeypatch.setattr(asyncio.tasks, "Task", Task)
+        say(type(loop.create_future()).__qualname__, type(loop.create_task(answer())).__qualname__)
+        say(type(loop.create_task(answer(), name="named")).__qualname__)
+        loop.run_until_complete(asyncio.sleep(0.01))
+        monkeypatch.undo()
+        say(type(loop.create_future()), loop.create_future()._loop is loop)
+
+    assert_as_asyncio(scenario, loop_kind)
+
+
+def test_futures_and_tasks_of_a_closed_loop(loop_kind):
+    loop = make_loop(loop_kind)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert loop.create_future().get_loop() is loop
+    coroutine = answer()
+    for options in ({}, {"name": "named"}):
+        with pytest.raises(RuntimeError, match="Event loop is closed"):
+            loop.create_task(coroutine, **options)
+    coroutine.close()
 
 
 @pytest.mark.uvloop_differs("calls factories in its own way", UVLOOP_LOOP)

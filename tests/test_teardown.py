@@ -435,7 +435,9 @@ def test_a_closed_loop_is_freed_without_the_collector(loop_kind):
     try:
         loop = make_loop(loop_kind)
         loop.run_until_complete(asyncio.sleep(0))
+        loop.create_future()
         loop.close()
+        loop.create_future()
         reference = weakref.ref(loop)
         del loop
         assert reference() is None

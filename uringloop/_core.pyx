@@ -36,8 +36,8 @@ from uringloop.ring.liburing cimport ECANCELED, PY_SSIZE_T_MAX, accept4, set_err
 from uringloop.ring.python cimport (
     PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit, PyContext_New, PyErr_CheckSignals,
     PyGC_Disable, PyGC_Enable,
-    PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc, PyObject_CallNoArgs, PyObject_CallOneArg,
-    _PyBytes_Resize, list_items, raise_what_is_set, try_call, try_call_no_args,
+    PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs,
+    PyObject_CallOneArg, _PyBytes_Resize, list_items, raise_what_is_set, try_call, try_call_no_args,
     try_call_one_arg, try_enter_context, try_exit_context)
 
 import asyncio
@@ -48,8 +48,8 @@ import socket
 import sys
 import warnings
 import weakref
-from asyncio import (base_events, constants, format_helpers, futures, selector_events, transports,
-                     trsock)
+from asyncio import (base_events, constants, format_helpers, futures, selector_events, tasks,
+                     transports, trsock)
 from asyncio.log import logger as asyncio_logger
 
 # FLOOR 1: the kernel

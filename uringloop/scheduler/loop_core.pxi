@@ -49,7 +49,11 @@ cdef class LoopCore:
     cdef bint is_idle           # nothing runs in this tick
     cdef bytes scratch          # for the small recv(2) of all sockets
     cdef public bint _closed, _debug, _stopping
-    cdef public object _thread_id, _current_handle
+    cdef public object _thread_id, _current_handle, _task_factory
+    # Of asyncio.futures and asyncio.tasks: what a program has put there in place of their classes
+    # is used, as by asyncio.
+    cdef dict futures_names, tasks_names
+    cdef dict kept_loop_keyword
     cdef str _backend, _backend_reason
     cdef object warn
     cdef unsigned ring_entries, recv_buffers
@@ -63,6 +67,8 @@ cdef class LoopCore:
         self.operations = OperationTable()
         self.answers = AnswerQueue()
         self.poller = Poller(self.operations, self.answers, self.ready)
+        self.futures_names = vars(futures)
+        self.tasks_names = vars(tasks)
         # Kept, because a transport may be finalized when the module's names are gone already.
         self.warn = warnings.warn
         self._backend = "epoll"
@@ -121,9 +127,36 @@ cdef class LoopCore:
         """Seconds of CLOCK_MONOTONIC, read now, with nanosecond resolution."""
         return <double>liburing.monotonic_ns() / 1e9
 
+    # --- futures and tasks -------------------------------------------------------------------
+
+    cdef inline dict loop_keyword(self):
+        """{"loop": self}, which calls may share: they read it."""
+        if self.kept_loop_keyword is not None:
+            return self.kept_loop_keyword
+        made = {"loop": self}
+        if not self._closed:
+            self.kept_loop_keyword = made       # a cycle, until close()
+        return made
+
     def create_future(self):
         """A new asyncio.Future of this loop."""
-        return asyncio.Future(loop=self)
+        keyword = self.loop_keyword()
+        return PyObject_Call(self.futures_names["Future"], (), <PyObject *>keyword)
+
+    def create_task(self, coro, **kwargs):
+        """A new asyncio.Task that runs a coroutine; with a task factory, what that makes of it.
+
+        name and context as for asyncio.create_task().
+        """
+        self.check_open()
+        if (self._debug or self._task_factory is not None
+                or len(kwargs) != ("name" in kwargs) + ("context" in kwargs)):
+            return asyncio.BaseEventLoop.create_task(self, coro, **kwargs)
+        if kwargs:
+            kwargs["loop"] = self
+        else:
+            kwargs = self.loop_keyword()
+        return PyObject_Call(self.tasks_names["Task"], (coro,), <PyObject *>kwargs)
 
     cdef int check_debug(self, callback, str method) except -1:
         self._check_thread()
@@ -639,6 +672,7 @@ cdef class LoopCore:
             self.ready.clear()
             self.timers.clear()
             self.scratch = None
+            self.kept_loop_keyword = None
 
     def _after_fork_in_child(self):
         """Let go of what is shared with the parent. A loop that never ran may go on."""
