@@ -27,6 +27,12 @@ POLICY_WARNS = sys.version_info >= (3, 14)
     ("send_zerocopy", 4095, ValueError),
     ("send_zerocopy", True, TypeError),
     ("send_zerocopy", "16384", TypeError),
+    ("busy_poll", -0.001, ValueError),
+    ("busy_poll", 0.011, ValueError),
+    ("busy_poll", float("nan"), ValueError),
+    ("busy_poll", "0.001", TypeError),
+    ("busy_poll", True, TypeError),
+    ("busy_poll", None, TypeError),
 ])
 def test_a_bad_value_names_its_field(field, value, error):
     with pytest.raises(error, match=field):
@@ -47,9 +53,10 @@ def test_only_options_are_accepted():
 
 def test_the_environment_overrides_the_program():
     environ = {"URINGLOOP_BACKEND": "epoll",
-               "URINGLOOP_OPTIONS": "ring_entries=64, recv_buffers=8"}
+               "URINGLOOP_OPTIONS": "ring_entries=64, recv_buffers=8, busy_poll=2e-5"}
     options = effective_options(uringloop.LoopOptions(ring_entries=512), environ)
-    assert options == uringloop.LoopOptions(backend="epoll", ring_entries=64, recv_buffers=8)
+    assert options == uringloop.LoopOptions(backend="epoll", ring_entries=64, recv_buffers=8,
+                                             busy_poll=0.00002)
 
 
 @pytest.mark.parametrize(("environ", "words"), [
@@ -58,6 +65,9 @@ def test_the_environment_overrides_the_program():
     ({"URINGLOOP_OPTIONS": "send_zerocopy=yes"}, "send_zerocopy must be an int"),
     ({"URINGLOOP_OPTIONS": "ring_entries"}, "expected name=value"),
     ({"URINGLOOP_OPTIONS": "ring_entries=many"}, "ring_entries must be an int"),
+    ({"URINGLOOP_OPTIONS": "busy_poll=soon"}, "busy_poll must be a float, not 'soon'"),
+    ({"URINGLOOP_OPTIONS": "busy_poll=1"}, "busy_poll must be from 0 to 0.01 seconds"),
+    ({"URINGLOOP_OPTIONS": "busy_poll=nan"}, "busy_poll must be from 0 to 0.01 seconds"),
     ({"URINGLOOP_OPTIONS": "ring_entries=3"}, "ring_entries must be a power of two"),
 ])
 def test_a_bad_environment_is_refused_by_name(environ, words):

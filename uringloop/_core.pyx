@@ -64,6 +64,7 @@ include "scheduler/handle.pxi"
 include "scheduler/ready_queue.pxi"
 include "scheduler/timer_heap.pxi"
 include "scheduler/poller.pxi"
+include "scheduler/waiting.pxi"
 include "scheduler/stats.pxi"
 include "scheduler/loop_core.pxi"
 

@@ -40,8 +40,10 @@ class LoopStats:
     requests the kernel has not finished. buffers: receive blocks in the pool; buffers_lent: those
     whose data is being handled right now; buffers_ran_dry: times the kernel found none
     (the data stayed in the socket). overflows: times the completion queue was full. polls:
-    epoll_wait calls. messages_copied, messages_handed_over, messages_fed: how received data reached
-    protocols: copied out of a block, as the block itself, or into the buffer of a StreamReader.
+    epoll_wait calls that the loop waited in or looked with. spins: times it looked for up to
+    busy_poll seconds before it would block; spins_paid: those that found something.
+    messages_copied, messages_handed_over, messages_fed: how received data reached protocols: copied
+    out of a block, as the block itself, or into the buffer of a StreamReader.
     mode_switches: changes between the receive modes. bytes_received, bytes_sent: payload bytes of
     stream transports and of sock_* on stream sockets. zerocopy_sends: requests of the option
     send_zerocopy; zerocopy_copied: those that the kernel copied all the same; zerocopy_pending:
@@ -51,6 +53,8 @@ class LoopStats:
 
     ticks: int
     polls: int
+    spins: int
+    spins_paid: int
     enters: int
     submissions: int
     completions: int

@@ -117,6 +117,29 @@ static inline int uringloop_taskrun_pending(const struct io_uring *ring)
 	return (IO_URING_READ_ONCE(*ring->sq.kflags) & IORING_SQ_TASKRUN) != 0;
 }
 
+/* True when completions are posted, wait as task work, or overflowed. */
+static inline int uringloop_has_news(const struct io_uring *ring)
+{
+	unsigned waits = IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW;
+
+	return io_uring_cq_ready(ring) || (IO_URING_READ_ONCE(*ring->sq.kflags) & waits);
+}
+
+/* For threads that look at memory without the GIL. */
+static inline int uringloop_is_set(const int *flag)
+{
+	return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+}
+
+static inline void uringloop_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield" ::: "memory");
+#endif
+}
+
 /* tests/proving puts faults in between. */
 #ifdef URINGLOOP_PROVING
 #include "disturb.h"

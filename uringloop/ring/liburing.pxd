@@ -124,6 +124,9 @@ cdef extern from "ring/compat.h" nogil:
     void pause_ns "uringloop_pause_ns"(long nanoseconds)
     uint32_t poll_events "uringloop_poll_events"(uint32_t events)
     bint taskrun_pending "uringloop_taskrun_pending"(const io_uring *ring)
+    bint has_news "uringloop_has_news"(const io_uring *ring)
+    bint is_set "uringloop_is_set"(const bint *flag)
+    void relax "uringloop_relax"()
     Py_ssize_t PY_SSIZE_T_MAX
     int ECANCELED
     void set_errno "uringloop_set_errno"(int error)

@@ -39,6 +39,7 @@ cdef class LoopCore:
     cdef OperationTable operations
     cdef AnswerQueue answers
     cdef Poller poller
+    cdef Waiting waiting
     cdef Ring ring
     cdef Counters counters
     cdef Touchable touched      # in this tick: the first of a chain
@@ -67,6 +68,7 @@ cdef class LoopCore:
         self.operations = OperationTable()
         self.answers = AnswerQueue()
         self.poller = Poller(self.operations, self.answers, self.ready)
+        self.waiting = Waiting()
         self.futures_names = vars(futures)
         self.tasks_names = vars(tasks)
         # Kept, because a transport may be finalized when the module's names are gone already.
@@ -85,6 +87,7 @@ cdef class LoopCore:
         self.ring_entries = options.ring_entries
         self.recv_buffers = options.recv_buffers
         self.recv_buffer_size = options.recv_buffer_size
+        self.waiting.spin_ns = <int64_t>(<double>options.busy_poll * 1e9)
 
     def _send_zerocopy(self, Py_ssize_t size, uint16_t flags):
         """Writes of at least so many bytes are sent without a copy."""
@@ -430,15 +433,49 @@ cdef class LoopCore:
     cdef int64_t wait(self, int64_t now) except -1:
         """Block, unless what comes first gives the loop work to do. Returns the time after it."""
         cdef bint look_again
-        cdef int64_t timeout_ns
+        cdef int64_t timeout_ns, began = now
+        if self.waiting.looks_quickly():
+            self.poll(0)
+            if self.time_to_wait(now) == 0:
+                self.last_poll_ns = now
+                return now
+            self.waiting.found_nothing()
         self.handle_signals()       # one that came during C code would wait for the next event
         look_again = self.before_wait()
         timeout_ns = self.time_to_wait(now)         # the two may have given it work to do
+        if timeout_ns != 0 and self.waiting.spins_now():
+            self.spin(now, timeout_ns)
+            self.handle_signals()   # as before
+            now = liburing.monotonic_ns()
+            timeout_ns = self.time_to_wait(now)
+            if timeout_ns == 0:
+                self.last_poll_ns = now
+                return now
         if look_again and not 0 <= timeout_ns < LOOK_AGAIN_NS:
             timeout_ns = LOOK_AGAIN_NS
         self.poll(timeout_ns)
         self.last_poll_ns = liburing.monotonic_ns()
+        if timeout_ns != 0:
+            self.waiting.slept(self.last_poll_ns - began)
         return self.last_poll_ns
+
+    cdef int spin(self, int64_t now, int64_t timeout_ns) except -1:
+        """Look for work without sleeping, GIL released, and take what is found."""
+        cdef liburing.io_uring *ring = NULL
+        cdef int64_t limit_ns = self.waiting.spin_ns
+        if self.ring is not None and self.ring.usable():
+            ring = &self.ring.ring
+        if timeout_ns > 0:
+            limit_ns = min(limit_ns, timeout_ns)
+        if not self.waiting.spin(self.poller, ring, now, limit_ns):
+            return 0
+        if ring is not NULL:
+            self.ring.drain()
+        # Task work wants the kernel to be entered, and a spin that always ends by completions would
+        # never see descriptors.
+        if self.answers.head == self.answers.tail or self.poller.watched > 0:
+            self.poll(0)
+        return 0
 
     @cython.final
     cdef int poll(self, int64_t timeout_ns) except -1:

@@ -19,6 +19,8 @@ cdef dict read_counters(LoopCore loop):
     return {
         "ticks": loop.counters.ticks,
         "polls": loop.counters.polls,
+        "spins": loop.waiting.spins,
+        "spins_paid": loop.waiting.spins_paid,
         "enters": ring.enters if ring is not None else 0,
         "submissions": ring.submissions if ring is not None else 0,
         "completions": ring.completions if ring is not None else 0,
