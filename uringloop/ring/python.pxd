@@ -31,13 +31,13 @@ cdef extern from *:
     /* For a handler's sake: an exception that C code has set becomes one that was raised here. */
     static inline int uringloop_raise_what_is_set(void)
     {
-    	return -1;
+        return -1;
     }
 
     /* The items of a list that nobody makes longer or shorter. */
     static inline PyObject **uringloop_list_items(PyObject *list)
     {
-    	return ((PyListObject *)list)->ob_item;
+        return ((PyListObject *)list)->ob_item;
     }
     """
     int raise_what_is_set "uringloop_raise_what_is_set"() except -1
