@@ -34,8 +34,8 @@ cimport uringloop.ring.liburing as liburing
 cimport uringloop.transports.awaitable as awaitable
 from uringloop.ring.liburing cimport ECANCELED, PY_SSIZE_T_MAX, accept4, set_errno
 from uringloop.ring.python cimport (
-    PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit, PyContext_New, PyErr_CheckSignals,
-    PyGC_Disable, PyGC_Enable,
+    PyContext_Copy, PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit, PyContext_New,
+    PyErr_CheckSignals, PyGC_Disable, PyGC_Enable,
     PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs,
     PyObject_CallOneArg, _PyBytes_Resize, list_items, raise_what_is_set, try_call, try_call_no_args,
     try_call_one_arg, try_enter_context, try_exit_context)
@@ -70,6 +70,7 @@ include "scheduler/loop_core.pxi"
 
 # FLOOR 3: bytes for protocols
 include "transports/watched.pxi"
+include "transports/accepted.pxi"
 include "transports/transport.pxi"
 include "transports/flow_control.pxi"
 include "transports/timeouts.pxi"

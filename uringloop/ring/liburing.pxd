@@ -204,6 +204,8 @@ cdef extern from "<sys/socket.h>" nogil:
     int socketpair(int domain, int kind, int protocol, int fds[2])
     int getsockopt(int fd, int level, int option, void *value, unsigned *length)
     int setsockopt(int fd, int level, int option, const void *value, unsigned length)
+    int getsockname(int fd, void *address, unsigned *size)
+    int getpeername(int fd, void *address, unsigned *size)
 
 
 cdef extern from "<netinet/tcp.h>" nogil:
@@ -214,3 +216,28 @@ cdef extern from "<netinet/tcp.h>" nogil:
 cdef extern from "<netinet/in.h>" nogil:
     enum:
         IPPROTO_TCP
+        INET6_ADDRSTRLEN
+
+    struct in_addr:
+        pass
+
+    struct in6_addr:
+        pass
+
+    struct sockaddr_in:
+        unsigned short sin_family
+        unsigned short sin_port
+        in_addr sin_addr
+
+    struct sockaddr_in6:
+        unsigned short sin6_family
+        unsigned short sin6_port
+        uint32_t sin6_flowinfo
+        in6_addr sin6_addr
+        uint32_t sin6_scope_id
+
+
+cdef extern from "<arpa/inet.h>" nogil:
+    unsigned short ntohs(unsigned short number)
+    uint32_t ntohl(uint32_t number)
+    const char *inet_ntop(int family, const void *address, char *text, unsigned size)

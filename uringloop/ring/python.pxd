@@ -6,6 +6,7 @@ from cpython.object cimport PyObject
 cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject **bytes_object, Py_ssize_t size) except -1
     object PyContext_New()
+    object PyContext_Copy(object context)
     object PyContext_CopyCurrent()
     int PyContext_Enter(object context) except -1
     int PyContext_Exit(object context) except -1

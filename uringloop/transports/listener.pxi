@@ -27,7 +27,7 @@ cdef class AcceptOperation(Watched):
         if not flags & liburing.IORING_CQE_F_MORE:
             self.listener.request_ended(result)
         if result >= 0:
-            return self.listener.accepted(result)
+            return self.listener.accepted(result, NULL)
         if result != -ECONNABORTED and not is_retry(result):
             return self.listener.accept_failed(-result)
         return 0
@@ -47,7 +47,10 @@ cdef class Listener(Flushable):
     cdef uint64_t cookie        # of the socket; 0: the kernel gives none
     cdef object family, kind, protocol
     cdef bint known_socket      # awaitable.h may read its head
+    cdef int protocol_number
+    cdef int family_number      # of TCP sockets, else 0: their connections need no socket object
     cdef bint serving
+    cdef uint64_t looked_in     # the number of the tick in which the descriptor was ours
     cdef AcceptOperation operation
 
     def __cinit__(self, maker=None):
@@ -127,12 +130,15 @@ cdef class Listener(Flushable):
 
     cdef int accept_ready(self) except -1:
         cdef int i, fd
+        cdef liburing.sockaddr_in6 peer
+        cdef unsigned size
         for i in range(max(self.backlog, 1)):
             if not self.is_open():
                 return 0
-            fd = accept4(self.fd, NULL, NULL, liburing.SOCK_NONBLOCK | liburing.SOCK_CLOEXEC)
+            size = sizeof(peer)
+            fd = accept4(self.fd, &peer, &size, liburing.SOCK_NONBLOCK | liburing.SOCK_CLOEXEC)
             if fd >= 0:
-                self.accepted(fd)
+                self.accepted(fd, &peer)
             elif errno not in (ECONNABORTED, EINTR):
                 return 0 if errno == EAGAIN else self.accept_failed(errno)
         return 0
@@ -159,27 +165,61 @@ cdef class Listener(Flushable):
         if self.is_open():
             self.start()
 
-    cdef int accepted(self, int fd) except -1:
-        """A new connection, whose descriptor is ours to close until a socket object owns it."""
+    cdef bint is_right(self) except -1:
+        """Whether what the request has accepted is to be served: what it had accepted before this
+        tick, in which the user may have closed the socket, is as by asyncio."""
+        if self.looked_in == self.loop.counters.ticks:
+            return self.is_open()
         if not self.owns_descriptor():
+            return False
+        self.looked_in = self.loop.counters.ticks
+        return True
+
+    cdef int accepted(self, int fd, const liburing.sockaddr_in6 *peer) except -1:
+        """A new connection, whose descriptor is ours to close until somebody else owns it."""
+        if not (self.is_right() if peer is NULL else self.owns_descriptor()):
             close_fd(fd)
             return 0
+        context = PyContext_Copy(self.context)
+        PyContext_Enter(context)
+        try:
+            if self.family_number and not self.loop._debug:
+                self.serve(fd, peer)
+            else:
+                self.serve_socket(self.socket_of(fd))
+        finally:
+            PyContext_Exit(context)
+        return 0
+
+    cdef int serve(self, int fd, const liburing.sockaddr_in6 *peer) except -1:
+        cdef Accepted conn
+        conn.fd = fd
+        conn.family = self.family_number
+        conn.protocol = self.protocol_number
+        ask_addresses(&conn, peer)
+        protocol = None
+        try:
+            protocol = self.protocol_factory()
+            serve_accepted(self.loop, &conn, protocol, self.server)
+        except (SystemExit, KeyboardInterrupt):
+            close_fd(fd)
+            raise
+        except BaseException as exc:
+            close_fd(fd)
+            self.report(exc, protocol)
+        return 0
+
+    cdef object socket_of(self, int fd):
         try:
             conn = socket.socket(self.family, self.kind, self.protocol, fileno=fd)
         except BaseException:
             close_fd(fd)
             raise
         conn.setblocking(False)     # it is; the socket object does not know
-        context = self.context.copy()
-        PyContext_Enter(context)
-        try:
-            self.serve(conn)
-        finally:
-            PyContext_Exit(context)
-        return 0
+        return conn
 
-    cdef int serve(self, conn) except -1:
-        protocol = transport = None
+    cdef int serve_socket(self, conn) except -1:
+        protocol = None
         extra = {}
         try:
             extra["peername"] = conn.getpeername()
@@ -195,19 +235,24 @@ cdef class Listener(Flushable):
             return 0
         try:
             protocol = self.protocol_factory()
-            transport = make_stream_transport(
+            make_stream_transport(
                 self.loop, conn, protocol, extra=extra, server=self.server)
         except (SystemExit, KeyboardInterrupt):
             conn.close()
             raise
         except BaseException as exc:
             conn.close()
-            if self.loop._debug:
-                context = {"message": "Error on transport creation for incoming connection",
-                           "exception": exc}
-                if protocol is not None:
-                    context["protocol"] = protocol
-                self.loop.call_exception_handler(context)
+            self.report(exc, protocol)
+        return 0
+
+    cdef int report(self, exc, protocol) except -1:
+        """In debug mode only, as asyncio does."""
+        if self.loop._debug:
+            context = {"message": "Error on transport creation for incoming connection",
+                       "exception": exc}
+            if protocol is not None:
+                context["protocol"] = protocol
+            self.loop.call_exception_handler(context)
         return 0
 
 
@@ -224,6 +269,10 @@ def make_listener(SockLoop loop, protocol_factory, sock, sslcontext, server, bac
     listener.family = sock.family
     listener.kind = sock.type
     listener.protocol = sock.proto
+    if (sock.family in (liburing.AF_INET, liburing.AF_INET6) and not sslcontext
+            and sock.type == liburing.SOCK_STREAM):
+        listener.family_number = sock.family
+    listener.protocol_number = sock.proto
     listener.server = server
     listener.protocol_factory = protocol_factory
     listener.sslcontext = sslcontext

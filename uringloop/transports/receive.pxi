@@ -34,7 +34,7 @@ cdef class Receiver(Operation):
     cdef int small_in_a_row
     cdef ssize_t last_size      # of what recv(2) brought last
     cdef object held            # deque of bytes, or None
-    cdef object end             # None; EOFError for end of file; or the OSError
+    cdef object end             # None; EOFError, the class, for end of file; or the OSError
     cdef InactivityTimer timer  # None without a timeout
 
     cdef object owner(self):
@@ -157,7 +157,7 @@ cdef class Receiver(Operation):
             return self.take_block(flags >> liburing.IORING_CQE_BUFFER_SHIFT, result)
         # An error may name a block; it is never offered again (liburing #1530).
         if result == 0:
-            return self.input_ended(EOFError())
+            return self.input_ended(EOFError)
         if result == -ENOBUFS or is_retry(result):
             return 0
         return self.input_ended(os_error(-result))
@@ -392,7 +392,7 @@ cdef class Receiver(Operation):
         if size < 0 and error in (EAGAIN, EINTR):
             return 0
         self.halt()
-        return self.input_ended(EOFError() if size == 0 else os_error(error))
+        return self.input_ended(EOFError if size == 0 else os_error(error))
 
     cdef int input_ended(self, end) except -1:
         if self.transport.closing or self.end is not None:
@@ -404,7 +404,7 @@ cdef class Receiver(Operation):
 
     cdef int report_end(self) except -1:
         self.must_arm = False
-        if not isinstance(self.end, EOFError):
+        if self.end is not EOFError:
             return self.transport.fatal_error(self.end, "Fatal read error on socket transport")
         try:
             return self.transport.eof_received()
@@ -415,7 +415,7 @@ cdef class Receiver(Operation):
     cdef int schedule_delivery(self) except -1:
         if not self.delivery_scheduled:
             try:
-                self.transport.loop.call_soon(self._deliver_held)
+                schedule(self.transport.loop, self._deliver_held, ())
             except MemoryError as exc:
                 return self.failed(exc)
             self.delivery_scheduled = True

@@ -295,7 +295,8 @@ cdef class Sender(Operation):
     cdef int failed(self, int error) except -1:
         try:
             if (error == EPIPE and self.cut_short
-                    and self.transport.sock.family != liburing.AF_UNIX):
+                    and (self.transport.sock is None
+                         or self.transport.sock.family != liburing.AF_UNIX)):
                 # The kernel dropped the error that ended MSG_WAITALL half-way, and EPIPE says only
                 # that there was one. (A Unix peer may have called shutdown(SHUT_RD).)
                 error = ECONNRESET

@@ -122,6 +122,11 @@ cdef class SockLoop(LoopCore):
     cdef list take_received(self, int fd):
         """What was received for calls on a socket that gets a transport now: bytes, maybe an
         OSError last. Calls that wait are refused."""
+        self.refuse_calls(fd)
+        return self.stash.take_all(cookie_of(fd)) if self.stash.entries else []
+
+    cdef int refuse_calls(self, int fd) except -1:
+        """End the calls that wait on the descriptor of a transport that is being made."""
         cdef SocketQueue queue
         if fd < PyList_GET_SIZE(self.input_queues) and self.input_queues[fd] is not None:
             queue = self.input_queues[fd]
@@ -129,7 +134,7 @@ cdef class SockLoop(LoopCore):
         if fd < PyList_GET_SIZE(self.output_queues) and self.output_queues[fd] is not None:
             queue = self.output_queues[fd]
             queue.refuse_calls()
-        return self.stash.take_all(cookie_of(fd)) if self.stash.entries else []
+        return 0
 
     cdef int check_not_owned(self, int fd) except -1:
         """RuntimeError for the socket of a transport."""

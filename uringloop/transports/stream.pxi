@@ -24,7 +24,7 @@ cdef class StreamTransport(FlowControlTransport):
 
     def __repr__(self):
         info = [type(self).__name__]
-        if self.sock is None:
+        if not self.holds_descriptor:
             info.append("closed")
         elif self.closing:
             info.append("closing")
@@ -424,12 +424,13 @@ cdef class StreamTransport(FlowControlTransport):
         return (self.receiver.state == IDLE and self.sender.state == IDLE
                 and self.empty_waiter is None)
 
-    def _call_connection_lost(self, exc):
+    cdef int connection_lost(self, exc) except -1:
         self.sender.set_timer(None)
         try:
-            Transport._call_connection_lost(self, exc)
+            Transport.connection_lost(self, exc)
         finally:
             self.end_sendfile(exc)
+        return 0
 
     cdef int end_sendfile(self, exc) except -1:
         """Tell a sendfile in progress that the connection is lost; it gives the descriptor back."""
@@ -470,10 +471,10 @@ cdef class StreamTransport(FlowControlTransport):
         """connection_made, then reading, then the waiter; all of them or none."""
         cdef list handles = []
         try:
-            handles.append(self.loop.call_soon(self.protocol.connection_made, self))
-            handles.append(self.loop.call_soon(self._start_reading))
+            handles.append(schedule(self.loop, self.protocol.connection_made, (self,)))
+            handles.append(schedule(self.loop, self._start_reading, ()))
             if waiter is not None:
-                self.loop.call_soon(futures._set_result_unless_cancelled, waiter, None)
+                schedule(self.loop, futures._set_result_unless_cancelled, (waiter, None))
         except BaseException:
             for handle in handles:
                 handle.cancel()
@@ -490,21 +491,13 @@ cdef bytes snapshot_of(data):
     return memoryview(data).tobytes()
 
 
-cdef bint is_internet(sock) except -1:
-    return sock.family in (liburing.AF_INET, liburing.AF_INET6)
-
-
-cdef int set_no_delay(sock, int fd) except -1:
+cdef int set_no_delay(int fd) noexcept:
     """Nagle's algorithm off on TCP, protocol 0 included; refused by other stream sockets."""
     cdef int on = 1
-    if is_internet(sock):
-        liburing.setsockopt(fd, liburing.IPPROTO_TCP, liburing.TCP_NODELAY, &on, sizeof(on))
-    return 0
+    return liburing.setsockopt(fd, liburing.IPPROTO_TCP, liburing.TCP_NODELAY, &on, sizeof(on))
 
 
-def make_stream_transport(SockLoop loop, sock, protocol, waiter=None, extra=None, server=None):
-    """Make a transport as asyncio does: connection_made, then reading, then the waiter, each in
-    the next iteration."""
+cdef StreamTransport new_stream_transport(protocol):
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport, _BY_THE_LOOP)
     cdef Receiver receiver = Receiver.__new__(Receiver)
     cdef Sender sender = Sender.__new__(Sender)
@@ -514,15 +507,37 @@ def make_stream_transport(SockLoop loop, sock, protocol, waiter=None, extra=None
     transport.high_water = 64 * 1024
     transport.low_water = 16 * 1024
     transport.set_protocol(protocol)
+    return transport
+
+
+def make_stream_transport(SockLoop loop, sock, protocol, waiter=None, extra=None, server=None):
+    """Make a transport as asyncio does: connection_made, then reading, then the waiter, each in
+    the next iteration."""
+    cdef StreamTransport transport = new_stream_transport(protocol)
     try:
         transport.own(loop, sock, {} if extra is None else dict(extra), server)
-        set_no_delay(sock, transport.fd)
-        if is_internet(sock):
-            sender.zerocopy_size = loop.zerocopy_size
-        receiver.preload(loop.take_received(transport.fd))
+        if sock.family in (liburing.AF_INET, liburing.AF_INET6):
+            set_no_delay(transport.fd)
+            transport.sender.zerocopy_size = loop.zerocopy_size
+        transport.receiver.preload(loop.take_received(transport.fd))
         transport.schedule_start(waiter)
     except BaseException:
-        receiver.stash_held()
+        transport.receiver.stash_held()
         transport.give_up()
         raise
     return transport
+
+
+cdef int serve_accepted(SockLoop loop, const Accepted *conn, protocol, server) except -1:
+    """The same for an accepted connection, whose descriptor is the caller's if that fails."""
+    cdef StreamTransport transport = new_stream_transport(protocol)
+    try:
+        transport.own_accepted(loop, conn, server)
+        set_no_delay(conn.fd)
+        transport.sender.zerocopy_size = loop.zerocopy_size
+        loop.refuse_calls(conn.fd)
+        transport.schedule_start(None)
+    except BaseException:
+        transport.give_up()
+        raise
+    return 0

@@ -8,6 +8,9 @@
 # may name another file then. Whether it does is looked at before each request but the small sends,
 # where a system call would cost more than it is worth.
 #
+# An accepted connection has no socket object, and tells nothing, until somebody asks
+# (accepted.pxi).
+#
 # Owner: the protocol holds the transport; while it receives or sends, so does the operation table.
 
 _SERVER_COUNTS_TRANSPORTS = (
@@ -20,17 +23,32 @@ class StreamTransportType(transports._FlowControlMixin, asyncio.Transport):
     __slots__ = ()
 
 
+# What is known of an accepted connection.
+_KNOWN = frozenset(("peername", "socket", "sockname"))
+
 # Nobody else can pass it: a transport that the loop did not make has no parts.
 _BY_THE_LOOP = object()
+
+
+cdef Handle schedule(LoopCore loop, callback, tuple args):
+    """loop.call_soon(), for callbacks of the engine's own."""
+    loop.check_open()
+    if loop._debug:
+        loop.check_debug(callback, "call_soon")
+    handle = loop.make_handle(callback, args, None)
+    loop.ready.push(handle)
+    return handle
 
 
 cdef class Transport(Flushable):
     """What stream transports share; sub-classes know how bytes move."""
     cdef LoopCore loop
-    cdef object sock
+    cdef object sock            # None of an accepted connection until somebody asks, and of none
     cdef object protocol
     cdef object server
-    cdef dict extra
+    cdef dict extra             # the same
+    cdef Accepted accepted
+    cdef bint holds_descriptor
     cdef int fd
     cdef uint64_t cookie        # of the socket; 0: the kernel gives none
     cdef bint known_socket      # awaitable.h may read its head
@@ -78,8 +96,45 @@ cdef class Transport(Flushable):
         # descriptor, whose number would then name another file (as uvloop does it).
         sock._io_refs += 1
         self.sock = sock        # only now is there something to let go
+        self.holds_descriptor = True
         self.known_socket = is_known_socket(sock)
         loop.poller.own(fd, self)
+        return self.attach_server(server)
+
+    cdef int own_accepted(self, LoopCore loop, const Accepted *conn, server) except -1:
+        """Take an accepted connection over, which is its maker's again if that fails."""
+        self.loop = loop
+        self.fd = conn.fd
+        self.cookie = socket_cookie(conn.fd)
+        self.accepted = conn[0]
+        loop.poller.own(conn.fd, self)
+        self.holds_descriptor = True
+        return self.attach_server(server)
+
+    cdef object socket_object(self):
+        """The socket object, that of an accepted connection being made now; None at the end."""
+        if self.sock is None and self.holds_descriptor:
+            if still_names(self.fd, self.cookie):
+                sock = socket_object(&self.accepted)
+            else:
+                sock = closed_socket_object(&self.accepted)
+            sock._io_refs += 1
+            self.sock = sock
+            self.known_socket = is_known_socket(sock)
+        return self.sock
+
+    cdef dict known(self):
+        """What get_extra_info() tells."""
+        if self.extra is None:
+            sock = self.socket_object()
+            if sock is None:
+                sock = closed_socket_object(&self.accepted)
+            self.extra = {"peername": address_of(&self.accepted.remote),
+                          "socket": trsock.TransportSocket(sock),
+                          "sockname": address_of(&self.accepted.local)}
+        return self.extra
+
+    cdef int attach_server(self, server) except -1:
         if server is not None:
             self.server_counts_transports = _SERVER_COUNTS_TRANSPORTS
             if self.server_counts_transports:
@@ -93,11 +148,12 @@ cdef class Transport(Flushable):
         """The transport could not be made: the socket is its maker's again."""
         self.finished = self.closing = True
         self.protocol = None
-        sock = self.part_with_socket()
-        if sock is None:
+        if not self.holds_descriptor:
             return 0
+        sock = self.part_with_socket()
         self.loop.poller.disown(self.fd, self)
-        sock._io_refs -= 1
+        if sock is not None:
+            sock._io_refs -= 1
         return self.detach_server()
 
     @property
@@ -106,7 +162,7 @@ cdef class Transport(Flushable):
 
     @property
     def _sock(self):
-        return self.sock
+        return self.socket_object()
 
     @property
     def _sock_fd(self):
@@ -114,7 +170,7 @@ cdef class Transport(Flushable):
 
     @property
     def _extra(self):
-        return self.extra
+        return self.known()
 
     @property
     def _protocol(self):
@@ -134,7 +190,9 @@ cdef class Transport(Flushable):
 
     def get_extra_info(self, name, default=None):
         """What is known by name ("socket", "sockname", "peername"), also after the end."""
-        return self.extra.get(name, default)
+        if self.extra is None and name not in _KNOWN:
+            return default
+        return self.known().get(name, default)
 
     def get_protocol(self):
         """The current protocol."""
@@ -198,7 +256,7 @@ cdef class Transport(Flushable):
         """Schedule connection_lost; only ever once."""
         self.lost += 1
         try:
-            self.loop.call_soon(self._call_connection_lost, exc)
+            schedule(self.loop, self._call_connection_lost, (exc,))
         except MemoryError:
             self.lost_with = exc            # out of the flush, which needs no memory
             self.must_be_told = True
@@ -212,12 +270,16 @@ cdef class Transport(Flushable):
         return 0
 
     def _call_connection_lost(self, exc):
+        self.connection_lost(exc)
+
+    cdef int connection_lost(self, exc) except -1:
         self.lost = max(self.lost, 1)
         try:
             if self.protocol is not None:
                 self.protocol.connection_lost(exc)
         finally:
             self.finish()
+        return 0
 
     cdef int finish(self) except -1:
         """connection_lost was called: let go of the protocol, and of the socket when idle."""
@@ -251,27 +313,35 @@ cdef class Transport(Flushable):
 
     cdef object part_with_socket(self):
         sock, self.sock = self.sock, None
+        self.holds_descriptor = False
         self.known_socket = False       # is_detached() reads a socket's memory
         return sock
 
     cdef int release(self) except -1:
         """Close the descriptor: no operation uses it any more."""
-        sock = self.part_with_socket()
-        if sock is None:
+        cdef int fd = self.fd
+        cdef bint is_ours
+        if not self.holds_descriptor:
             return 0
-        self.loop.poller.disown(self.fd, self)
-        if not still_names(self.fd, self.cookie) and sock.fileno() == self.fd:
-            sock.detach()       # not ours any more: closing it would hit the new owner
+        sock = self.part_with_socket()
+        self.loop.poller.disown(fd, self)
+        is_ours = still_names(fd, self.cookie)      # else closing it would hit the new owner
         # The number may soon name another file, and somebody may still hold the transport.
         self.fd = -1
         self.closing = True
         self.lost = max(self.lost, 1)
+        if sock is None:
+            if is_ours:
+                close_fd(fd)
+            return 0
+        if not is_ours and sock.fileno() == fd:
+            sock.detach()
         sock._io_refs -= 1
         sock.close()
         return 0
 
     def __del__(self):
-        if self.sock is None:
+        if not self.holds_descriptor:
             return
         try:
             # Once connection_lost was called, only the loop's end kept the last answer away.
@@ -293,6 +363,6 @@ def set_owner(LoopCore loop, int fd, transport):
     """Give a descriptor back to the transport that lent it to sendfile. False for asyncio's."""
     if not isinstance(transport, Transport):
         return False
-    if (<Transport>transport).sock is not None:
+    if (<Transport>transport).holds_descriptor:
         loop.poller.own(fd, transport)
     return True

@@ -1,0 +1,59 @@
+# Accepted: a TCP connection as the kernel gave it: a descriptor and two addresses.
+#
+# Most protocols never ask for more, so the socket object, and the tuples that get_extra_info()
+# tells, are made when somebody does. The addresses are taken at once: a peer that has gone has none
+# any more, and a closed descriptor knows neither.
+#
+# Owner of the descriptor: the listener until there is a transport, then the transport.
+
+cdef struct Accepted:
+    int fd
+    int family              # of the listening socket, as is the protocol
+    int protocol
+    liburing.sockaddr_in6 local, remote     # or a sockaddr_in; family 0: not known
+
+
+cdef int ask_addresses(Accepted *conn, const liburing.sockaddr_in6 *remote) noexcept:
+    """What accept(2) told of the peer, if it told; the kernel is asked for the rest."""
+    cdef unsigned size = sizeof(conn.local)
+    if liburing.getsockname(conn.fd, &conn.local, &size) < 0:
+        conn.local.sin6_family = 0
+    if remote is not NULL:
+        conn.remote = remote[0]
+        return 0
+    size = sizeof(conn.remote)
+    if liburing.getpeername(conn.fd, &conn.remote, &size) < 0:
+        conn.remote.sin6_family = 0         # the peer has gone already
+    return 0
+
+
+cdef object address_of(const liburing.sockaddr_in6 *ipv6):
+    """An address as the socket module tells it; None if it is not known."""
+    cdef const liburing.sockaddr_in *ipv4 = <const liburing.sockaddr_in *>ipv6
+    cdef char[liburing.INET6_ADDRSTRLEN] text
+    if ipv6.sin6_family == liburing.AF_INET:
+        liburing.inet_ntop(liburing.AF_INET, &ipv4.sin_addr, text, sizeof(text))
+        return text.decode("ascii"), liburing.ntohs(ipv4.sin_port)
+    if ipv6.sin6_family == liburing.AF_INET6:
+        liburing.inet_ntop(liburing.AF_INET6, &ipv6.sin6_addr, text, sizeof(text))
+        return (text.decode("ascii"), liburing.ntohs(ipv6.sin6_port),
+                liburing.ntohl(ipv6.sin6_flowinfo), ipv6.sin6_scope_id)
+    return None
+
+
+cdef object socket_object(const Accepted *conn):
+    """The socket object of a connection whose descriptor is open. It owns the descriptor."""
+    sock = socket.socket(conn.family, liburing.SOCK_STREAM, conn.protocol, fileno=conn.fd)
+    sock.setblocking(False)     # it is; the socket object does not know
+    return sock
+
+
+cdef object closed_socket_object(const Accepted *conn):
+    """What is left of the socket object when the descriptor is closed."""
+    try:
+        sock = socket.socket(conn.family, liburing.SOCK_STREAM, conn.protocol)
+    except OSError:             # no room for a descriptor
+        sock = socket.socket.__new__(socket.socket)
+        sock._io_refs = 0
+    sock.close()
+    return sock
