@@ -49,7 +49,7 @@ def measure_cell(bench: Bench, cell: Cell, specs: list[LoopSpec]) -> dict:
             try:
                 result = bench.measure(cell, by_name[name])
             except (ServerFailed, ProcessFailed) as error:
-                failures[name] = f"failed: {error}"
+                failures[name] = failure_text(error)
                 progress(f"  round {number + 1}/{rounds}  {name}  {failures[name]}")
                 continue
             samples.append(summary.Sample(name, number, result))
@@ -77,7 +77,7 @@ def count_cell(bench: Bench, cell: Cell, specs: list[LoopSpec]) -> dict:
         try:
             window, messages = bench.count(cell, spec)
         except (ServerFailed, ProcessFailed) as error:
-            failures[spec.name] = f"failed: {error}"
+            failures[spec.name] = failure_text(error)
             progress(f"  {spec.name}  {failures[spec.name]}")
             continue
         per_message = window.per_message(messages)
@@ -129,8 +129,7 @@ def run(options: EchoOptions, binary: Path, folder: Path) -> int:
     for name, note in notes.items():
         progress(f"{name}  {note}")
     print_heading(options, host, found)
-    specs = [spec for spec in options.loops if spec.name in found.info]
-    if not specs:
+    if not found.info:
         print("\n".join(["no loop to measure:", *(f"  {n}  {note}" for n, note in notes.items())]))
         return 1
     measure, headers = (
@@ -140,13 +139,14 @@ def run(options: EchoOptions, binary: Path, folder: Path) -> int:
     outcomes = []
     for number, cell in enumerate(cells):
         progress(f"cell {number + 1}/{len(cells)}: {cell}")
-        outcome = measure(bench, cell, specs)
+        # All of them: a loop without TLS may well echo in another cell.
+        outcome = measure(bench, cell, options.loops)
         print(cell_table(cell, names, headers, outcome, notes), flush=True)
         outcomes.append({key: value for key, value in outcome.items() if key != "table"})
         # After each cell, so that an interrupted matrix keeps what it has measured.
         save(options, {"machine": host, "unavailable": notes, "loops": found.info}, outcomes)
-    failed = any(not error.absent for error in found.failures.values())
-    return int(failed or any(outcome["failures"] for outcome in outcomes))
+    failures = [text for outcome in outcomes for text in outcome["failures"].values()]
+    return int(any(text.startswith("failed") for text in failures))
 
 
 def save(options: EchoOptions, heading: dict, outcomes: list[dict]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import loops, syscalls
+from benchmarks import certificate, loops, syscalls
 from benchmarks.echo_servers import MODES, TRANSPORTS
 from benchmarks.processes import default_cpus
 
@@ -28,8 +28,10 @@ class Cell:
 
     def __str__(self) -> str:
         size = f"{self.size // 1024} KiB" if self.size % 1024 == 0 else f"{self.size} bytes"
-        noun = "connection" if self.connections == 1 else "connections"
-        return f"echo {self.mode}, {self.transport}, {size}, {self.connections} {noun}"
+        noun = "socket" if self.mode == "udp" else "connection"
+        noun = noun if self.connections == 1 else f"{noun}s"
+        transport = "" if self.mode == "udp" else f" {self.transport},"
+        return f"echo {self.mode},{transport} {size}, {self.connections} {noun}"
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,12 @@ def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
         parser.error("--rt needs root: SCHED_FIFO takes CAP_SYS_NICE")
     if given.syscalls and (reason := syscalls.missing_reason()):
         parser.error(f"--syscalls needs strace, which was not found: {reason}")
+    if "tls" in given.mode and (reason := certificate.missing_reason()):
+        parser.error(f"--mode tls needs a certificate, which was not made: {reason}")
+    if "udp" in given.mode and given.transport != ["tcp"]:
+        parser.error("--mode udp has no --transport")
+    if "udp" in given.mode and not 8 <= min(given.size) <= max(given.size) <= 65507:
+        parser.error("--mode udp: a datagram has --size 8 to 65507, its number included")
     if shutil.which(given.python) is None:
         parser.error(f"--python: no interpreter {given.python!r}")
     if given.json is not None and not given.json.resolve().parent.is_dir():

@@ -5,6 +5,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from benchmarks.certificate import server_context
+
 BACKLOG = 1024
 """Length of the accept queue: no connection of a benchmark is turned away."""
 
@@ -14,12 +16,16 @@ MAX_READ_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class EchoConfig:
-    """Which server to run: `size` is the message size in bytes, `path` of a Unix socket."""
+    """Which server to run: `size` is the message size in bytes, `path` of a Unix socket.
+
+    `certificate` is the file of a server that speaks TLS (certificate.py).
+    """
 
     mode: str
     transport: str
     size: int
     path: str = ""
+    certificate: str = ""
 
 
 class EchoProtocol(asyncio.Protocol):
@@ -48,6 +54,16 @@ class BufferedEchoProtocol(asyncio.BufferedProtocol):
         # A copy: since Python 3.12 asyncio keeps what it can't send at once by reference, so a
         # view of the buffer would go out with the bytes of the next receive in it.
         self._transport.write(bytes(self._view[:nbytes]))
+
+
+class DatagramEchoProtocol(asyncio.DatagramProtocol):
+    """Sends back each datagram it is given."""
+
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: tuple) -> None:
+        self._transport.sendto(data, addr)
 
 
 def stream_handler(size: int) -> Callable[..., Awaitable[None]]:
@@ -88,8 +104,13 @@ async def serve_sockets(loop: asyncio.AbstractEventLoop, listener: socket.socket
         task.add_done_callback(tasks.discard)
 
 
-def listening_socket(config: EchoConfig) -> socket.socket:
-    """A listening, non-blocking socket; a TCP port is chosen by the operating system."""
+def bound_socket(config: EchoConfig) -> socket.socket:
+    """A non-blocking socket, listening if it can; the operating system chooses a port."""
+    if config.mode == "udp":
+        receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        receiver.bind(("127.0.0.1", 0))
+        receiver.setblocking(False)
+        return receiver
     if config.transport == "unix":
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(config.path)
@@ -104,22 +125,26 @@ def listening_socket(config: EchoConfig) -> socket.socket:
 async def start_echo(config: EchoConfig) -> tuple[object, object]:
     """Start the server; returns (address, what has to be kept alive).
 
-    The address is [host, port] for TCP and the path for Unix.
+    The address is [host, port] for TCP and UDP and the path for Unix.
     """
     loop = asyncio.get_running_loop()
     server: object
-    listener = listening_socket(config)
-    if config.mode == "sock":
+    listener = bound_socket(config)
+    address = listener.getsockname()  # now: a loop may take the descriptor over
+    if config.mode == "udp":
+        server = await loop.create_datagram_endpoint(DatagramEchoProtocol, sock=listener)
+    elif config.mode == "sock":
         server = loop.create_task(serve_sockets(loop, listener))
-    elif config.mode == "streams":
+    elif config.mode in ("streams", "churn-streams"):
         start = asyncio.start_unix_server if config.transport == "unix" else asyncio.start_server
         server = await start(stream_handler(config.size), sock=listener, backlog=BACKLOG)
     else:
         create = loop.create_unix_server if config.transport == "unix" else loop.create_server
         protocol = BufferedEchoProtocol if config.mode == "buffered" else EchoProtocol
-        server = await create(protocol, sock=listener, backlog=BACKLOG)
-    return listener.getsockname(), (server, listener)
+        tls = server_context(config.certificate) if config.mode == "tls" else None
+        server = await create(protocol, sock=listener, backlog=BACKLOG, ssl=tls)
+    return address, (server, listener)
 
 
-MODES = ("protocol", "buffered", "streams", "sock")
+MODES = ("protocol", "buffered", "streams", "sock", "tls", "udp", "churn", "churn-streams")
 TRANSPORTS = ("tcp", "unix")

@@ -1,6 +1,7 @@
 """The load client: load.c run, and its result read."""
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,8 @@ class LoadResult:
     """One measured window, as a load client reports it.
 
     Latencies are in microseconds, CPU times in seconds; `errors` counts by kind what went wrong
-    without ending the client (load.c ends at the first error, so it reports none).
+    without ending the client: of load.c's only datagrams sent again. `server_peak_rss_kib` is the
+    most memory the server had resident up to the end of the window, 0 where it wasn't read.
     """
 
     messages: int
@@ -25,6 +27,7 @@ class LoadResult:
     client_cpu_seconds: float
     server_cpu_seconds: float
     errors: dict[str, int] = field(default_factory=dict)
+    server_peak_rss_kib: int = 0
 
     @classmethod
     def from_json(cls, text: str) -> "LoadResult":
@@ -63,12 +66,17 @@ class LoadResult:
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """Size of the load: bytes per message, and seconds of warm-up and of the measured window."""
+    """Size of the load: bytes per message, and seconds of warm-up and of the measured window.
+
+    `mode` is one of echo_servers.MODES, `certificate` the file to trust where it is `tls`.
+    """
 
     connections: int
     size: int
     warmup: float
     seconds: float
+    mode: str = "protocol"
+    certificate: str = ""
 
     @property
     def timeout(self) -> float:
@@ -80,7 +88,10 @@ def load_command(
     binary: Path, address: list | str, config: LoadConfig, server_pid: int, hold: bool = False
 ) -> list[str]:
     """The command line of the client for a server at `address`."""
-    target = ["--unix", address] if isinstance(address, str) else ["--tcp", str(address[1])]
+    if config.mode == "tls":
+        return tls_command(address, config, server_pid, hold)
+    inet = "--udp" if config.mode == "udp" else "--tcp"
+    target = ["--unix", address] if isinstance(address, str) else [inet, str(address[1])]
     options = {
         "--connections": config.connections,
         "--size": config.size,
@@ -89,14 +100,32 @@ def load_command(
         "--server-pid": server_pid,
     }
     words = [str(word) for pair in options.items() for word in pair]
-    return [str(binary), *target, *words, *(["--hold"] if hold else [])]
+    flags = ["--churn"] * config.mode.startswith("churn") + ["--hold"] * hold
+    return [str(binary), *target, *words, *flags]
+
+
+def tls_command(
+    address: list | str, config: LoadConfig, server_pid: int, hold: bool = False
+) -> list[str]:
+    """The command line of the client that speaks TLS."""
+    settings = {
+        "address": address,
+        "certificate": config.certificate,
+        "connections": config.connections,
+        "size": config.size,
+        "warmup": config.warmup,
+        "seconds": config.seconds,
+        "server_pid": server_pid,
+        "hold": hold,
+    }
+    return [sys.executable, "-m", "benchmarks.tls_client", json.dumps(settings)]
 
 
 class HeldLoad:
     """A load client started with --hold: warmed up, waiting for the word, connections kept.
 
-    Serves load.c and http_client.py, which speak the same way. `timeout`, in seconds, is for the
-    warm-up and again for the window.
+    Serves load.c and the clients of closed_loop.py, which speak the same way. `timeout`, in
+    seconds, is for the warm-up and again for the window.
     """
 
     def __init__(self, command: list[str], placement: Placement, timeout: float) -> None:

@@ -17,12 +17,28 @@ DEFAULT_NAMES = ("asyncio", "uvloop", "uringloop", "uringloop-epoll")
 _FACTORIES = {
     "asyncio": "asyncio:new_event_loop",
     "uvloop": "uvloop:new_event_loop",
+    "uvloop-mmap": "uvloop:new_event_loop",
     "uringloop": "uringloop:new_event_loop",
     "uringloop-epoll": "uringloop:new_event_loop",
     "uringloop-zerocopy": "uringloop:new_event_loop",
 }
-_BACKENDS = {"uringloop": "io_uring", "uringloop-epoll": "epoll", "uringloop-zerocopy": "io_uring"}
-_OPTIONS = {"uringloop-zerocopy": "send_zerocopy=16384"}
+_PEERS = {
+    "aiofastnet": "benchmarks.loops:aiofastnet_on_uvloop",
+    "rloop": "rloop:new_event_loop",
+    "blazio": "blazio:new_event_loop",
+    "talyn": "talyn:Loop",
+}
+"""Others, by the factories that their documentation names (requirements-peers.txt)."""
+
+# glibc maps what is larger than 128 KiB with mmap(2) until the program has freed such a block, and
+# gives the end of the heap back: uvloop's TLS allocates 256 KiB for each receive. An operator would
+# raise both limits; so does uvloop-mmap, to show what is the allocator's part.
+_KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 1024**2),
+}
+
+_BACKENDS = {"uringloop": "io_uring", "uringloop-epoll": "epoll"}
 
 _FLOORS = {"floor-epoll": "epoll", "floor-io_uring": "io_uring"}
 """Echo servers in C (floor.c): the least that a loop could cost, measured like a loop."""
@@ -49,10 +65,9 @@ class LoopSpec:
 
     def environment(self) -> dict[str, str]:
         """The variables that its server process needs."""
-        variables = {"URINGLOOP_BACKEND": self.backend} if self.backend else {}
-        if self.name in _OPTIONS:
-            variables["URINGLOOP_OPTIONS"] = _OPTIONS[self.name]
-        return variables
+        if self.name == "uvloop-mmap":
+            return _KEEP_MEMORY
+        return {"URINGLOOP_BACKEND": self.backend} if self.backend else {}
 
     def create(self) -> asyncio.AbstractEventLoop:
         """A new loop. Raises LoopUnavailable, also when uringloop chose another backend."""
@@ -73,10 +88,21 @@ class LoopSpec:
     def version(self) -> str | None:
         """Version of the distribution that provides the loop; None when it can't be told."""
         module_name = self.factory.partition(":")[0].partition(".")[0]
-        names = importlib.metadata.packages_distributions().get(module_name, [])
-        if names:
-            return importlib.metadata.version(names[0])
-        return getattr(importlib.import_module(module_name), "__version__", None)
+        module_name = self.name if self.name in _PEERS else module_name
+        try:
+            # Not packages_distributions(): it reads all that is installed, and freeing a block as
+            # large as such a list makes glibc stop to map the server's own large blocks.
+            return importlib.metadata.version(module_name)
+        except importlib.metadata.PackageNotFoundError:
+            return getattr(importlib.import_module(module_name), "__version__", None)
+
+
+def aiofastnet_on_uvloop() -> asyncio.AbstractEventLoop:
+    """uvloop with aiofastnet's transports: the faster of the two that its documentation shows."""
+    import aiofastnet
+    import uvloop
+
+    return aiofastnet.loop_factory(uvloop.new_event_loop)()
 
 
 def reported_backend(loop: asyncio.AbstractEventLoop) -> str | None:
@@ -86,12 +112,12 @@ def reported_backend(loop: asyncio.AbstractEventLoop) -> str | None:
 
 def parse_name(name: str) -> LoopSpec:
     """The loop called `name`. Raises ValueError for a name that is none."""
-    if name in _FACTORIES:
-        return LoopSpec(name, _FACTORIES[name], _BACKENDS.get(name))
+    if name in _FACTORIES or name in _PEERS:
+        return LoopSpec(name, {**_FACTORIES, **_PEERS}[name], _BACKENDS.get(name))
     if name in _FLOORS:
         return LoopSpec(name, "", _FLOORS[name])
     module_name, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier() or not module_name.replace(".", "").isidentifier():
-        known = ", ".join([*_FACTORIES, *_FLOORS])
+        known = ", ".join([*_FACTORIES, *_PEERS, *_FLOORS])
         raise ValueError(f"unknown loop {name!r}: expected one of {known}, or module:factory")
     return LoopSpec(name, name, None)

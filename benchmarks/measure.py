@@ -1,15 +1,18 @@
 """One measurement of an echo server: a fresh server, a load client, a result."""
 
+import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks import syscalls
+from benchmarks.certificate import make_certificate
 from benchmarks.echo_options import Cell, EchoOptions
 from benchmarks.echo_servers import EchoConfig
 from benchmarks.load_process import HeldLoad, LoadConfig, LoadResult, load_command, run_load
 from benchmarks.loops import LoopSpec
+from benchmarks.proc_status import read_status
 from benchmarks.processes import Placement
 from benchmarks.server_process import ServerConfig, start_server
 
@@ -27,7 +30,9 @@ class Bench:
         """The server of one cell on one loop."""
         # A path of its own for each: bind(2) refuses one that an earlier server has left.
         path = self.folder / f"{next(self.numbers)}.socket"
-        echo = EchoConfig(cell.mode, cell.transport, cell.size, str(path))
+        echo = EchoConfig(
+            cell.mode, cell.transport, cell.size, str(path), self.certificate(cell.mode)
+        )
         options = self.options
         placement = Placement(options.cpus[0], options.realtime)
         return ServerConfig(spec, echo, placement, options.python, traced=options.syscalls)
@@ -35,7 +40,18 @@ class Bench:
     def load(self, cell: Cell) -> LoadConfig:
         """The load of one cell."""
         options = self.options
-        return LoadConfig(cell.connections, cell.size, options.warmup, options.seconds)
+        return LoadConfig(
+            cell.connections, cell.size, options.warmup, options.seconds, cell.mode,
+            self.certificate(cell.mode),
+        )  # fmt: skip
+
+    def certificate(self, mode: str) -> str:
+        """The certificate of a mode that speaks TLS, made once per run. Raises ProcessFailed."""
+        return str(self._certificate) if mode == "tls" else ""
+
+    @functools.cached_property
+    def _certificate(self) -> Path:
+        return make_certificate(self.folder)
 
     @property
     def client_placement(self) -> Placement:
@@ -47,7 +63,8 @@ class Bench:
         load = self.load(cell)
         with start_server(self.server(cell, spec)) as server:
             command = load_command(self.binary, server.address, load, server.pid)
-            return run_load(command, self.client_placement, load.timeout)
+            result = run_load(command, self.client_placement, load.timeout)
+            return replace(result, server_peak_rss_kib=read_status(server.pid).peak_rss_kib)
 
     def count(self, cell: Cell, spec: LoopSpec) -> tuple[syscalls.SyscallWindow, int]:
         """System calls over one window, and its messages. Raises like `measure`."""

@@ -47,12 +47,14 @@ class ServerConfig:
 
 
 def floor_command(spec: LoopSpec, echo: EchoConfig | None) -> list[str]:
-    """The command line of floor.c, which echoes alike for every mode. Raises ServerFailed."""
+    """The command line of floor.c, which echoes streams of bytes. Raises ServerFailed."""
+    if echo is None or echo.mode in ("tls", "udp"):
+        raise ServerFailed("floor.c echoes plain TCP and Unix streams only", absent=True)
     try:
         binary = compile_program("floor", libraries=("uring",))
     except CompileFailed as error:
         raise ServerFailed(f"cannot compile: {error}") from error
-    path = [echo.path] if echo is not None and echo.transport == "unix" else []
+    path = [echo.path] if echo.transport == "unix" else []
     return [str(binary), str(spec.backend), *path]
 
 
@@ -123,6 +125,7 @@ def probe(configs: list[ServerConfig]) -> Availability:
     return found
 
 
-def failure_text(error: ServerFailed) -> str:
-    """How a table tells of a loop that didn't start."""
-    return f"{'absent' if error.absent else 'failed'}: {error}"
+def failure_text(error: ServerFailed | ProcessFailed) -> str:
+    """How a table tells of a loop that wasn't measured."""
+    absent = isinstance(error, ServerFailed) and error.absent
+    return f"{'absent' if absent else 'failed'}: {error}"
