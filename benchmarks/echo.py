@@ -1,7 +1,6 @@
 """`python -m benchmarks echo`: echo servers on several loops, speed or system calls."""
 
 import itertools
-import json
 import sys
 import tempfile
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from benchmarks.measure import Bench
 from benchmarks.processes import ProcessFailed
 from benchmarks.programs import CompileFailed, compile_program
 from benchmarks.progress import progress
+from benchmarks.rounds import run_rounds
 from benchmarks.server_process import Availability, ServerFailed, failure_text, probe
 
 SPEED_HEADERS = [
@@ -39,30 +39,15 @@ def speed_line(row: summary.Row) -> list[str]:
 
 def measure_cell(bench: Bench, cell: Cell, specs: list[LoopSpec]) -> dict:
     """All rounds of one cell, as it goes into the JSON report."""
-    samples, failures = [], {}
     by_name = {spec.name: spec for spec in specs}
-    rounds = bench.options.rounds
-    for number in range(rounds):
-        for name in summary.round_order(list(by_name), number):
-            if name in failures:
-                continue
-            try:
-                result = bench.measure(cell, by_name[name])
-            except (ServerFailed, ProcessFailed) as error:
-                failures[name] = failure_text(error)
-                progress(f"  round {number + 1}/{rounds}  {name}  {failures[name]}")
-                continue
-            samples.append(summary.Sample(name, number, result))
-            progress(
-                f"  round {number + 1}/{rounds}  {name}  {result.rate:,.0f} req/s  "
-                f"{result.server_cpu_us:.2f} us CPU"
-            )
-    rows = [summary.summarize(samples, name) for name in by_name if name not in failures]
+    outcome = run_rounds(
+        list(by_name), bench.options.rounds, lambda name: bench.measure(cell, by_name[name])
+    )
+    rows = outcome.rows(list(by_name))
     return {
         "cell": asdict(cell),
         "rows": [asdict(row) for row in rows],
-        "failures": failures,
-        "samples": [summary.sample_json(sample) for sample in samples],
+        **outcome.as_json(),
         "table": {row.loop: speed_line(row) for row in rows},
     }
 
@@ -144,16 +129,10 @@ def run(options: EchoOptions, binary: Path, folder: Path) -> int:
         print(cell_table(cell, names, headers, outcome, notes), flush=True)
         outcomes.append({key: value for key, value in outcome.items() if key != "table"})
         # After each cell, so that an interrupted matrix keeps what it has measured.
-        save(options, {"machine": host, "unavailable": notes, "loops": found.info}, outcomes)
+        report = {"machine": host, "unavailable": notes, "loops": found.info}
+        options.save({**report, "cells": outcomes})
     failures = [text for outcome in outcomes for text in outcome["failures"].values()]
     return int(any(text.startswith("failed") for text in failures))
-
-
-def save(options: EchoOptions, heading: dict, outcomes: list[dict]) -> None:
-    """Write the JSON report, when one was asked for."""
-    if options.json is not None:
-        report = {**heading, "options": options.as_json(), "cells": outcomes}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def main(arguments: list[str]) -> int:

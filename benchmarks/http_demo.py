@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.echo_options import comma_list, one_of, parse_count
 from benchmarks.http_measure import Demo, count_syscalls, run_rounds
 from benchmarks.http_report import as_json, print_report
+from benchmarks.options import comma_list, one_of, parse_count
 from benchmarks.progress import progress
 
 NAMES = ("uringloop", "uringloop-epoll", "uvloop", "asyncio")
