@@ -10,7 +10,7 @@ COMMANDS = {"echo": echo.main, "http": http_demo.main}
 USAGE = """usage: python -m benchmarks {echo,http} [options]
 
   echo   echo servers on several loops, under a closed-loop client (--syscalls counts calls)
-  http   a small aiohttp server on each loop, under wrk; ends within two minutes
+  http   an aiohttp or uvicorn server on each loop, under wrk; ends within two minutes
 
 `python -m benchmarks COMMAND --help` lists the options of a command."""
 

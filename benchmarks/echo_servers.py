@@ -115,7 +115,8 @@ def bound_socket(config: EchoConfig) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(config.path)
     else:
-        listener = socket.socket(socket.AF_INET)
+        # With its protocol named, as getaddrinfo(3) does: asyncio sets TCP_NODELAY on no other.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
     listener.listen(BACKLOG)
     listener.setblocking(False)

@@ -42,10 +42,11 @@ class Deadline:
 
 @dataclass
 class Demo:
-    """One run: what was asked for, and what has been found so far, by loop name."""
+    """One run of one application: what was asked for, and what was found so far, by loop name."""
 
     rounds: int
     seconds: int
+    app: str = "aiohttp"
     deadline: Deadline = field(default_factory=lambda: Deadline(BUDGET_SECONDS))
     cpus: tuple[int, int] = field(default_factory=default_cpus)
     samples: list[summary.Sample] = field(default_factory=list)
@@ -55,10 +56,10 @@ class Demo:
     syscalls_per_request: dict[str, str] = field(default_factory=dict)
 
     def fail(self, name: str, error: ServerFailed | ProcessFailed) -> None:
-        """Note that a loop is out; one that isn't installed doesn't break the demo."""
+        """Note that a loop is out; a peer that isn't installed doesn't break the demo."""
         absent = isinstance(error, ServerFailed) and error.absent
         self.failures[name] = f"{'absent' if absent else 'failed'}: {error}"
-        self.broken |= not absent or name not in ("asyncio", "uvloop")
+        self.broken |= not absent or name.startswith("uringloop")
         progress(f"  {name}  {self.failures[name]}")
 
     def good(self, names: list[str]) -> bool:
@@ -71,7 +72,9 @@ class Demo:
     def start(self, name: str, traced: bool = False) -> Server:
         """Start the application on a loop and see that it answers. Raises ServerFailed."""
         placement = Placement(self.cpus[0])
-        config = ServerConfig(loops.parse_name(name), None, placement, traced=traced)
+        config = ServerConfig(
+            loops.parse_name(name), None, placement, traced=traced, app=self.app
+        )
         server = start_server(config, self.deadline.cut(_START_SECONDS))
         try:
             check_reply(server.port, self.deadline.cut(_GRACE_SECONDS))

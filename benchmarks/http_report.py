@@ -42,17 +42,18 @@ def print_report(demo: Demo, names: list[str], host: dict) -> None:
     client = "wrk" if wrk.available() else "a Python client (wrk is not installed)"
     rounds = "1 round" if demo.rounds == 1 else f"{demo.rounds} rounds"
     print(
-        f"GET / on aiohttp, {client} with {CONNECTIONS} connections,\n"
+        f"GET / on {demo.app}, {client} with {CONNECTIONS} connections,\n"
         f"server on CPU {demo.cpus[0]}, client on CPU {demo.cpus[1]}, medians over "
         f"{rounds} of {demo.seconds} s, ratios to {loops.BASELINE} (above 1 is better)\n"
     )
-    print(table.render(HEADERS, [report_line(demo, name) for name in names]))
+    print(table.render(HEADERS, [report_line(demo, name) for name in names]) + "\n", flush=True)
 
 
 def as_json(demo: Demo, names: list[str], host: dict) -> dict:
     """The results for the JSON report."""
     measured = [name for name in names if any(s.loop == name for s in demo.samples)]
     return {
+        "app": demo.app,
         "machine": host,
         "loops": demo.info,
         "failures": demo.failures,

@@ -14,7 +14,9 @@ import sys
 
 from benchmarks import loops
 from benchmarks.echo_servers import EchoConfig, start_echo
-from benchmarks.http_app import start_http
+from benchmarks.http_app import PACKAGES, start_aiohttp, start_uvicorn
+
+_APPS = {"aiohttp": start_aiohttp, "uvicorn": start_uvicorn}
 
 _PR_SET_PTRACER = 0x59616D61  # prctl(2)
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
@@ -31,8 +33,7 @@ def allow_tracer() -> None:
 def describe(spec: loops.LoopSpec, loop: asyncio.AbstractEventLoop, app: str) -> dict:
     """What the report has to say about this process."""
     versions = {spec.name: spec.version()}
-    if app == "http":
-        versions["aiohttp"] = importlib.metadata.version("aiohttp")
+    versions |= {name: importlib.metadata.version(name) for name in PACKAGES.get(app, ())}
     return {
         "backend": loops.reported_backend(loop),
         "loop_class": f"{type(loop).__module__}.{type(loop).__qualname__}",
@@ -49,10 +50,10 @@ def report(line: dict) -> None:
 async def serve(spec: loops.LoopSpec, config: dict) -> None:
     """Start the server, report it, and keep it until the process is killed."""
     address: object
-    if config["app"] == "http":
-        address, keep = await start_http()
-    else:
+    if config["app"] == "echo":
         address, keep = await start_echo(EchoConfig(**config["echo"]))
+    else:
+        address, keep = await _APPS[config["app"]]()
     loop = asyncio.get_running_loop()
     report({"address": address, **describe(spec, loop, config["app"])})
     await loop.create_future()

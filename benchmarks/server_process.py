@@ -25,13 +25,16 @@ class ServerFailed(Exception):
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What to serve with which interpreter: `echo` is None for the HTTP application."""
+    """What to serve with which interpreter: `app` is `echo`, which `echo` describes, or the name
+    of another application that serve.py knows.
+    """
 
     spec: LoopSpec
     echo: EchoConfig | None
     placement: Placement = Placement()
     python: str = sys.executable
     traced: bool = False
+    app: str = "echo"
 
     def command(self) -> list[str]:
         """The command line of the server process. Raises ServerFailed if it can't be built."""
@@ -39,7 +42,7 @@ class ServerConfig:
             return floor_command(self.spec, self.echo)
         config = {
             "loop": self.spec.name,
-            "app": "http" if self.echo is None else "echo",
+            "app": self.app,
             "echo": None if self.echo is None else vars(self.echo),
             "traced": self.traced,
         }
