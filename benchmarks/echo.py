@@ -2,39 +2,18 @@
 
 import itertools
 import sys
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 
-from benchmarks import machine, summary, table
+from benchmarks import machine
 from benchmarks.echo_options import Cell, EchoOptions, parse_arguments
 from benchmarks.loops import LoopSpec
-from benchmarks.measure import Bench
+from benchmarks.measure import Bench, open_bench
 from benchmarks.processes import ProcessFailed
-from benchmarks.programs import CompileFailed, compile_program
+from benchmarks.programs import CompileFailed
 from benchmarks.progress import progress
+from benchmarks.report import SPEED_HEADERS, loop_table, method, print_heading, speed_line
 from benchmarks.rounds import run_rounds
-from benchmarks.server_process import Availability, ServerFailed, failure_text, probe
-
-SPEED_HEADERS = [
-    "loop", "req/s", "p50 us", "p99 us", "CPU us/msg", "req/s ratio", "CPU ratio", "spread",
-    "busy server/client",
-]  # fmt: skip
-
-
-def speed_line(row: summary.Row) -> list[str]:
-    """A row of the speed table."""
-    return [
-        row.loop,
-        f"{row.rate:,.0f}",
-        f"{row.p50_us:,.1f}",
-        f"{row.p99_us:,.1f}",
-        f"{row.server_cpu_us:.2f}",
-        summary.ratio_text(row.rate_ratio),
-        summary.ratio_text(row.cpu_ratio),
-        f"{row.spread:.1%}",
-        f"{row.server_busy:.0%} / {row.client_busy:.0%}",
-    ]
+from benchmarks.server_process import ServerFailed, failure_text, probe
 
 
 def measure_cell(bench: Bench, cell: Cell, specs: list[LoopSpec]) -> dict:
@@ -73,34 +52,8 @@ def count_cell(bench: Bench, cell: Cell, specs: list[LoopSpec]) -> dict:
     return {"cell": asdict(cell), "rows": rows, "failures": failures, "table": lines}
 
 
-def cell_table(
-    cell: Cell, names: list[str], headers: list[str], outcome: dict, notes: dict[str, str]
-) -> str:
-    """The printed table of one cell: every loop asked for has its row, absent ones too."""
-    notes = {**notes, **outcome["failures"]}
-    lines = [outcome["table"].get(name) or [name, notes[name]] for name in names]
-    left = (0, 3) if headers is SYSCALL_HEADERS else (0,)
-    return f"{cell}\n{table.render(headers, lines, left)}\n"
-
-
-def print_heading(options: EchoOptions, host: dict, found: Availability) -> None:
-    """Machine, versions and method, above the tables."""
-    print(machine.headline(host))
-    for name, info in found.info.items():
-        version = f" {info['versions'][name]}" if info["versions"].get(name) else ""
-        backend = f", backend {info['backend']}" if info["backend"] else ""
-        print(f"{name}: {info['loop_class']}{version}{backend}, {info['python']}")
-    method = "SCHED_FIFO" if options.realtime else "normal scheduling"
-    print(
-        f"server on CPU {options.cpus[0]}, client on CPU {options.cpus[1]}, {method}, "
-        f"{options.warmup:g} s warm-up, {options.seconds:g} s measured"
-        + (", under strace\n" if options.syscalls else f", {options.rounds} paired rounds\n")
-    )
-
-
-def run(options: EchoOptions, binary: Path, folder: Path) -> int:
+def run(options: EchoOptions, bench: Bench) -> int:
     """Measure all cells, print and save them; returns the exit status."""
-    bench = Bench(options, binary, folder)
     host = machine.describe()
     machine.warn_when_busy(host)
     cells = [
@@ -113,7 +66,7 @@ def run(options: EchoOptions, binary: Path, folder: Path) -> int:
     notes = {name: failure_text(error) for name, error in found.failures.items()}
     for name, note in notes.items():
         progress(f"{name}  {note}")
-    print_heading(options, host, found)
+    print_heading(host, found.info, method(options, options.syscalls))
     if not found.info:
         print("\n".join(["no loop to measure:", *(f"  {n}  {note}" for n, note in notes.items())]))
         return 1
@@ -126,7 +79,10 @@ def run(options: EchoOptions, binary: Path, folder: Path) -> int:
         progress(f"cell {number + 1}/{len(cells)}: {cell}")
         # All of them: a loop without TLS may well echo in another cell.
         outcome = measure(bench, cell, options.loops)
-        print(cell_table(cell, names, headers, outcome, notes), flush=True)
+        reasons = {**notes, **outcome["failures"]}
+        left = (0, 3) if options.syscalls else (0,)
+        text = loop_table(str(cell), names, headers, outcome["table"], reasons, left)
+        print(text, flush=True)
         outcomes.append({key: value for key, value in outcome.items() if key != "table"})
         # After each cell, so that an interrupted matrix keeps what it has measured.
         report = {"machine": host, "unavailable": notes, "loops": found.info}
@@ -139,9 +95,8 @@ def main(arguments: list[str]) -> int:
     """The `echo` command; returns the exit status: 1 when a loop failed to start or to serve."""
     options = parse_arguments(arguments)
     try:
-        binary = compile_program("load")
+        with open_bench(options) as bench:
+            return run(options, bench)
     except CompileFailed as error:
         print(f"cannot build the load client: {error}", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-        return run(options, binary, Path(folder))

@@ -2,18 +2,22 @@
 
 import functools
 import itertools
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks import syscalls
 from benchmarks.certificate import make_certificate
-from benchmarks.echo_options import Cell, EchoOptions
+from benchmarks.echo_options import Cell
 from benchmarks.echo_servers import EchoConfig
 from benchmarks.load_process import HeldLoad, LoadConfig, LoadResult, load_command, run_load
 from benchmarks.loops import LoopSpec
+from benchmarks.options import RunOptions
 from benchmarks.proc_status import read_status
 from benchmarks.processes import Placement
+from benchmarks.programs import compile_program
 from benchmarks.server_process import ServerConfig, start_server
 
 
@@ -21,12 +25,12 @@ from benchmarks.server_process import ServerConfig, start_server
 class Bench:
     """What every measurement of a run shares: options, the compiled client, a scratch folder."""
 
-    options: EchoOptions
+    options: RunOptions
     binary: Path
     folder: Path
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def server(self, cell: Cell, spec: LoopSpec) -> ServerConfig:
+    def server(self, cell: Cell, spec: LoopSpec, traced: bool = False) -> ServerConfig:
         """The server of one cell on one loop."""
         # A path of its own for each: bind(2) refuses one that an earlier server has left.
         path = self.folder / f"{next(self.numbers)}.socket"
@@ -35,7 +39,7 @@ class Bench:
         )
         options = self.options
         placement = Placement(options.cpus[0], options.realtime)
-        return ServerConfig(spec, echo, placement, options.python, traced=options.syscalls)
+        return ServerConfig(spec, echo, placement, options.python, traced=traced)
 
     def load(self, cell: Cell) -> LoadConfig:
         """The load of one cell."""
@@ -69,10 +73,18 @@ class Bench:
     def count(self, cell: Cell, spec: LoopSpec) -> tuple[syscalls.SyscallWindow, int]:
         """System calls over one window, and its messages. Raises like `measure`."""
         load = self.load(cell)
-        with start_server(self.server(cell, spec)) as server:
+        with start_server(self.server(cell, spec, traced=True)) as server:
             command = load_command(self.binary, server.address, load, server.pid, hold=True)
             with HeldLoad(command, self.client_placement, load.timeout) as client:
                 client.wait_ready()
                 with syscalls.traced(server.pid) as window:
                     messages = client.run_window().messages
                 return window, messages
+
+
+@contextmanager
+def open_bench(options: RunOptions) -> Iterator[Bench]:
+    """A bench with its client compiled and its folder made. Raises CompileFailed."""
+    binary = compile_program("load")
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+        yield Bench(options, binary, Path(folder))
