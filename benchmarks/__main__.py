@@ -1,16 +1,17 @@
-"""The command line: `python -m benchmarks echo|http [options]`."""
+"""The command line: `python -m benchmarks COMMAND [options]`."""
 
 import signal
 import sys
 
-from benchmarks import echo, http_demo
+from benchmarks import echo, http_demo, pingpong
 
-COMMANDS = {"echo": echo.main, "http": http_demo.main}
+COMMANDS = {"echo": echo.main, "http": http_demo.main, "pingpong": pingpong.main}
 
-USAGE = """usage: python -m benchmarks {echo,http} [options]
+USAGE = """usage: python -m benchmarks COMMAND [options]
 
   echo   echo servers on several loops, under a closed-loop client (--syscalls counts calls)
   http   an aiohttp or uvicorn server on each loop, under wrk; ends within two minutes
+  pingpong  socket pairs inside one process, in MiB/s
 
 `python -m benchmarks COMMAND --help` lists the options of a command."""
 

@@ -7,6 +7,7 @@ process for the loop itself.
 import asyncio
 import importlib
 import importlib.metadata
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 BASELINE = "uvloop"
@@ -95,6 +96,21 @@ class LoopSpec:
             return importlib.metadata.version(module_name)
         except importlib.metadata.PackageNotFoundError:
             return getattr(importlib.import_module(module_name), "__version__", None)
+
+
+def run(spec: LoopSpec, main: Callable[[], Coroutine], report: Callable[[dict], None]) -> int:
+    """Run `main()` on a new loop; what fails is reported as `failed` and `absent`, status 1."""
+    try:
+        with asyncio.Runner(loop_factory=spec.create) as runner:
+            runner.run(main())
+    except LoopUnavailable as error:
+        report({"failed": str(error), "absent": error.absent})
+    except Exception as error:
+        report({"failed": f"{type(error).__name__}: {error}", "absent": False})
+        raise  # the traceback goes to stderr, which the benchmark quotes
+    else:
+        return 0
+    return 1
 
 
 def aiofastnet_on_uvloop() -> asyncio.AbstractEventLoop:

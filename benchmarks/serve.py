@@ -65,15 +65,7 @@ def main(config: dict) -> int:
     if config.get("traced"):
         allow_tracer()
     spec = loops.parse_name(config["loop"])
-    try:
-        with asyncio.Runner(loop_factory=spec.create) as runner:
-            runner.run(serve(spec, config))
-    except loops.LoopUnavailable as error:
-        report({"failed": str(error), "absent": error.absent})
-    except Exception as error:
-        report({"failed": f"{type(error).__name__}: {error}", "absent": False})
-        raise  # the traceback goes to stderr, which the benchmark quotes
-    return 1
+    return loops.run(spec, lambda: serve(spec, config), report)
 
 
 if __name__ == "__main__":
