@@ -3,15 +3,21 @@
 import signal
 import sys
 
-from benchmarks import echo, http_demo, pingpong
+from benchmarks import echo, http_demo, pingpong, redis
 
-COMMANDS = {"echo": echo.main, "http": http_demo.main, "pingpong": pingpong.main}
+COMMANDS = {
+    "echo": echo.main,
+    "http": http_demo.main,
+    "pingpong": pingpong.main,
+    "redis": redis.main,
+}
 
 USAGE = """usage: python -m benchmarks COMMAND [options]
 
   echo   echo servers on several loops, under a closed-loop client (--syscalls counts calls)
   http   an aiohttp or uvicorn server on each loop, under wrk; ends within two minutes
   pingpong  socket pairs inside one process, in MiB/s
+  redis  a small Redis server on each loop, under redis-benchmark
 
 `python -m benchmarks COMMAND --help` lists the options of a command."""
 

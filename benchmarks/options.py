@@ -123,16 +123,19 @@ def make_parser(command: str, description: str) -> argparse.ArgumentParser:
     )
 
 
-def add_run_options(parser: argparse.ArgumentParser, seconds: str = "2") -> None:
-    """The options that fill RunOptions."""
+def add_run_options(
+    parser: argparse.ArgumentParser, seconds: str = "2", window: bool = True
+) -> None:
+    """The options that fill RunOptions; without a window where something else ends a round."""
     add = parser.add_argument
     add(
         "--loops", type=comma_list(loops.parse_name), default=",".join(loops.DEFAULT_NAMES),
         help="names, or module:factory for any other loop",
     )  # fmt: skip
     add("--rounds", type=parse_rounds, default="3", help="paired rounds; 3 or more for a result")
-    add("--seconds", type=seconds_from(0.1), default=seconds, help="measured window")
-    add("--warmup", type=seconds_from(0), default="0.5", help="before each window")
+    if window:
+        add("--seconds", type=seconds_from(0.1), default=seconds, help="measured window")
+        add("--warmup", type=seconds_from(0), default="0.5", help="before each window")
     add(
         "--cpus", type=parse_cpus, default="{},{}".format(*default_cpus()),
         help="CPU of the server, CPU of the client",
@@ -153,8 +156,8 @@ def run_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> d
     return {
         "loops": given.loops,
         "rounds": given.rounds,
-        "seconds": given.seconds,
-        "warmup": given.warmup,
+        "seconds": getattr(given, "seconds", 0.0),
+        "warmup": getattr(given, "warmup", 0.0),
         "cpus": given.cpus,
         "realtime": given.rt,
         "python": os.path.abspath(python),

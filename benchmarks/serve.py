@@ -15,8 +15,9 @@ import sys
 from benchmarks import loops
 from benchmarks.echo_servers import EchoConfig, start_echo
 from benchmarks.http_app import PACKAGES, start_aiohttp, start_uvicorn
+from benchmarks.redis_server import start_redis
 
-_APPS = {"aiohttp": start_aiohttp, "uvicorn": start_uvicorn}
+_APPS = {"aiohttp": start_aiohttp, "uvicorn": start_uvicorn, "redis": start_redis}
 
 _PR_SET_PTRACER = 0x59616D61  # prctl(2)
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
