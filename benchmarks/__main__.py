@@ -3,21 +3,25 @@
 import signal
 import sys
 
-from benchmarks import echo, http_demo, pingpong, redis
+from benchmarks import echo, http_demo, idle, pingpong, redis, scaling
 
 COMMANDS = {
     "echo": echo.main,
     "http": http_demo.main,
+    "idle": idle.main,
     "pingpong": pingpong.main,
     "redis": redis.main,
+    "scaling": scaling.main,
 }
 
 USAGE = """usage: python -m benchmarks COMMAND [options]
 
-  echo   echo servers on several loops, under a closed-loop client (--syscalls counts calls)
-  http   an aiohttp or uvicorn server on each loop, under wrk; ends within two minutes
+  echo      echo servers on several loops, under a closed-loop client (--syscalls counts calls)
+  http      aiohttp or uvicorn on each loop, under wrk; ends within two minutes
+  idle      wake-ups and memory of servers whose connections are silent
   pingpong  socket pairs inside one process, in MiB/s
-  redis  a small Redis server on each loop, under redis-benchmark
+  redis     a small Redis server on each loop, under redis-benchmark
+  scaling   CPU time and memory from one connection to ten thousand
 
 `python -m benchmarks COMMAND --help` lists the options of a command."""
 

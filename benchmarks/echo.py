@@ -1,13 +1,13 @@
 """`python -m benchmarks echo`: echo servers on several loops, speed or system calls."""
 
 import itertools
-import sys
 from dataclasses import asdict
 
 from benchmarks import machine
 from benchmarks.echo_options import Cell, EchoOptions, parse_arguments
 from benchmarks.loops import LoopSpec
 from benchmarks.measure import Bench, open_bench
+from benchmarks.options import exit_without_client
 from benchmarks.processes import ProcessFailed
 from benchmarks.programs import CompileFailed
 from benchmarks.progress import progress
@@ -98,5 +98,4 @@ def main(arguments: list[str]) -> int:
         with open_bench(options) as bench:
             return run(options, bench)
     except CompileFailed as error:
-        print(f"cannot build the load client: {error}", file=sys.stderr)
-        return 1
+        return exit_without_client(error)

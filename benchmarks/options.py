@@ -124,17 +124,22 @@ def make_parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_run_options(
-    parser: argparse.ArgumentParser, seconds: str = "2", window: bool = True
+    parser: argparse.ArgumentParser, seconds: str = "2", window: bool = True, rounds: bool = True
 ) -> None:
-    """The options that fill RunOptions; without a window where something else ends a round."""
+    """The options that fill RunOptions; without a window where something else ends a round.
+
+    And without rounds where one tells all.
+    """
     add = parser.add_argument
     add(
         "--loops", type=comma_list(loops.parse_name), default=",".join(loops.DEFAULT_NAMES),
         help="names, or module:factory for any other loop",
     )  # fmt: skip
-    add("--rounds", type=parse_rounds, default="3", help="paired rounds; 3 or more for a result")
+    if rounds:
+        add("--rounds", type=parse_rounds, default="3", help="paired; 3 or more for a result")
     if window:
         add("--seconds", type=seconds_from(0.1), default=seconds, help="measured window")
+    if window and rounds:
         add("--warmup", type=seconds_from(0), default="0.5", help="before each window")
     add(
         "--cpus", type=parse_cpus, default="{},{}".format(*default_cpus()),
@@ -155,7 +160,7 @@ def run_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> d
     check_json(parser, given.json)
     return {
         "loops": given.loops,
-        "rounds": given.rounds,
+        "rounds": getattr(given, "rounds", 1),
         "seconds": getattr(given, "seconds", 0.0),
         "warmup": getattr(given, "warmup", 0.0),
         "cpus": given.cpus,
@@ -163,6 +168,12 @@ def run_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> d
         "python": os.path.abspath(python),
         "json": given.json,
     }
+
+
+def exit_without_client(error: Exception) -> int:
+    """Say why the load client can't be compiled; returns the exit status."""
+    print(f"cannot build the load client: {error}", file=sys.stderr)
+    return 1
 
 
 def check_json(parser: argparse.ArgumentParser, path: Path | None) -> None:
