@@ -30,7 +30,7 @@ from benchmarks.server_process import ServerFailed, failure_text, probe, start_s
 
 MODES = ("protocol", "streams")
 _MESSAGE_BYTES = 1024
-_SETTLE_SECONDS = 1.0
+SETTLE_SECONDS = 1.0
 """After the last message: what a loop puts off, such as giving memory back, may still happen."""
 
 HEADERS = [
@@ -68,7 +68,7 @@ def measure(bench: Bench, mode: str, connections: int, spec: LoopSpec) -> IdleRe
         command = load_command(bench.binary, server.address, load, server.pid, hold=True)
         with HeldLoad(command, bench.client_placement, load.timeout) as client:
             client.wait_ready()
-            time.sleep(_SETTLE_SECONDS)
+            time.sleep(SETTLE_SECONDS)
             before, cpu = read_status(server.pid), process_cpu_seconds(server.pid)
             start = time.perf_counter()
             time.sleep(bench.options.seconds)

@@ -38,7 +38,7 @@ from benchmarks.server_process import (
 )
 
 _TIMEOUT = 120.0
-_TRACED_REQUESTS = 16_000
+TRACED_REQUESTS = 16_000
 """Under strace a request takes some tens of microseconds more."""
 
 
@@ -85,7 +85,7 @@ def run_load(options: RunOptions, load: RedisLoad) -> dict:
 
 def count_load(options: RunOptions, load: RedisLoad) -> dict:
     """The system calls of one load, printed, and as they go into the JSON report."""
-    load = replace(load, requests=_TRACED_REQUESTS)
+    load = replace(load, requests=TRACED_REQUESTS)
     lines, rows, failures = {}, [], {}
     for spec in options.loops:
         try:
