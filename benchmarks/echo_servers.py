@@ -59,7 +59,7 @@ class BufferedEchoProtocol(asyncio.BufferedProtocol):
 class DatagramEchoProtocol(asyncio.DatagramProtocol):
     """Sends back each datagram it is given."""
 
-    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def datagram_received(self, data: bytes, addr: tuple) -> None:
