@@ -1,5 +1,5 @@
 """Benchmarks of uringloop against asyncio, uvloop and any other loop: see README.md.
 
-`python -m benchmarks echo` measures echo servers, `python -m benchmarks http` an aiohttp server.
+`python -m benchmarks` lists the commands.
 The package runs from a checkout and is not part of the distribution.
 """
