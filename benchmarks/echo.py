@@ -6,13 +6,11 @@ from dataclasses import asdict
 from benchmarks import machine
 from benchmarks.echo_options import Cell, EchoOptions, parse_arguments
 from benchmarks.loops import LoopSpec
-from benchmarks.measure import Bench, open_bench
-from benchmarks.options import exit_without_client
+from benchmarks.measure import Bench, run_with_bench
 from benchmarks.processes import ProcessFailed
-from benchmarks.programs import CompileFailed
 from benchmarks.progress import progress
 from benchmarks.report import SPEED_HEADERS, loop_table, method, print_heading, speed_line
-from benchmarks.rounds import run_rounds
+from benchmarks.rounds import exit_status, run_rounds
 from benchmarks.server_process import ServerFailed, failure_text, probe
 
 
@@ -87,15 +85,10 @@ def run(options: EchoOptions, bench: Bench) -> int:
         # After each cell, so that an interrupted matrix keeps what it has measured.
         report = {"machine": host, "unavailable": notes, "loops": found.info}
         options.save({**report, "cells": outcomes})
-    failures = [text for outcome in outcomes for text in outcome["failures"].values()]
-    return int(any(text.startswith("failed") for text in failures))
+    return exit_status(outcomes)
 
 
 def main(arguments: list[str]) -> int:
     """The `echo` command; returns the exit status: 1 when a loop failed to start or to serve."""
     options = parse_arguments(arguments)
-    try:
-        with open_bench(options) as bench:
-            return run(options, bench)
-    except CompileFailed as error:
-        return exit_without_client(error)
+    return run_with_bench(options, lambda bench: run(options, bench))

@@ -9,13 +9,12 @@ from benchmarks.cpu_clock import process_cpu_seconds
 from benchmarks.echo_options import Cell
 from benchmarks.load_process import HeldLoad, load_command
 from benchmarks.loops import LoopSpec
-from benchmarks.measure import Bench, open_bench
+from benchmarks.measure import Bench, run_with_bench
 from benchmarks.options import (
     RunOptions,
     add_run_options,
     check_descriptors,
     comma_list,
-    exit_without_client,
     make_parser,
     one_of,
     parse_count,
@@ -23,9 +22,9 @@ from benchmarks.options import (
 )
 from benchmarks.proc_status import read_status
 from benchmarks.processes import ProcessFailed
-from benchmarks.programs import CompileFailed
 from benchmarks.progress import progress
 from benchmarks.report import loop_table, print_heading
+from benchmarks.rounds import exit_status
 from benchmarks.server_process import ServerFailed, failure_text, probe, start_server
 
 MODES = ("protocol", "streams")
@@ -141,15 +140,10 @@ def run(given: Namespace, bench: Bench) -> int:
         for connections in given.connections:
             done.append(run_mode(bench, mode, connections, notes))
             options.save({"machine": host, "loops": found.info, "idle": done})
-    failures = [text for part in done for text in part["failures"].values()]
-    return int(any(text.startswith("failed") for text in failures))
+    return exit_status(done)
 
 
 def main(arguments: list[str]) -> int:
     """The `idle` command; returns the exit status: 1 when a loop failed."""
     given, options = parse(arguments)
-    try:
-        with open_bench(options) as bench:
-            return run(given, bench)
-    except CompileFailed as error:
-        return exit_without_client(error)
+    return run_with_bench(options, lambda bench: run(given, bench))

@@ -2,9 +2,9 @@
 
 import functools
 import itertools
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from benchmarks.loops import LoopSpec
 from benchmarks.options import RunOptions
 from benchmarks.proc_status import read_status
 from benchmarks.processes import Placement
-from benchmarks.programs import compile_program
+from benchmarks.programs import CompileFailed, compile_program
 from benchmarks.server_process import ServerConfig, start_server
 
 
@@ -82,9 +82,12 @@ class Bench:
                 return window, messages
 
 
-@contextmanager
-def open_bench(options: RunOptions) -> Iterator[Bench]:
-    """A bench with its client compiled and its folder made. Raises CompileFailed."""
-    binary = compile_program("load")
+def run_with_bench(options: RunOptions, run: Callable[[Bench], int]) -> int:
+    """Call `run` with a bench whose client is compiled; its exit status, 1 without a client."""
+    try:
+        binary = compile_program("load")
+    except CompileFailed as error:
+        print(f"cannot build the load client: {error}", file=sys.stderr)
+        return 1
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-        yield Bench(options, binary, Path(folder))
+        return run(Bench(options, binary, Path(folder)))

@@ -170,12 +170,6 @@ def run_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> d
     }
 
 
-def exit_without_client(error: Exception) -> int:
-    """Say why the load client can't be compiled; returns the exit status."""
-    print(f"cannot build the load client: {error}", file=sys.stderr)
-    return 1
-
-
 def check_json(parser: argparse.ArgumentParser, path: Path | None) -> None:
     """Refuse a report in a folder that doesn't exist, before anything has been measured."""
     if path is not None and not path.resolve().parent.is_dir():

@@ -23,7 +23,7 @@ from benchmarks.proc_status import read_status
 from benchmarks.processes import ManagedProcess, Placement, ProcessFailed
 from benchmarks.progress import progress
 from benchmarks.report import loop_table, print_heading
-from benchmarks.rounds import run_rounds
+from benchmarks.rounds import exit_status, run_rounds
 from benchmarks.server_process import ServerFailed, failure_text
 
 _GRACE_SECONDS = 30.0
@@ -145,5 +145,4 @@ def main(arguments: list[str]) -> int:
             progress(f"{game}:")
             done.append(run_game(options, game))
             options.save({"machine": host, "loops": info, "games": done})
-    failures = [text for game in done for text in game["failures"].values()]
-    return int(any(text.startswith("failed") for text in failures))
+    return exit_status(done)

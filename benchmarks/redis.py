@@ -28,7 +28,7 @@ from benchmarks.redis_client import (
     run_benchmark,
 )
 from benchmarks.report import SPEED_HEADERS, loop_table, print_heading, speed_line
-from benchmarks.rounds import run_rounds
+from benchmarks.rounds import exit_status, run_rounds
 from benchmarks.server_process import (
     ServerConfig,
     ServerFailed,
@@ -150,5 +150,4 @@ def main(arguments: list[str]) -> int:
             progress(f"{load}:")
             done += [step(options, load) for step in steps]
             options.save({"machine": host, "loops": found.info, "loads": done})
-    failures = [text for load in done for text in load["failures"].values()]
-    return int(any(text.startswith("failed") for text in failures))
+    return exit_status(done)

@@ -1,14 +1,13 @@
 """redis-benchmark, the load generator that comes with Redis: run it and read its report."""
 
 import csv
-import resource
 import shutil
 import socket
 from dataclasses import dataclass
 
-from benchmarks.cpu_clock import process_cpu_seconds
+from benchmarks.generator import run_generator
 from benchmarks.load_process import LoadResult
-from benchmarks.processes import ManagedProcess, Placement, ProcessFailed
+from benchmarks.processes import Placement, ProcessFailed
 
 COMMANDS = {"ping": "ping_mbulk", "set": "set", "get": "get"}
 """What can be measured, by redis-benchmark's own names."""
@@ -76,16 +75,8 @@ def run_benchmark(
     command = ["redis-benchmark", "-h", "127.0.0.1", "-p", str(port), "--csv"]
     command += ["-t", COMMANDS[load.command], "-P", str(load.pipeline)]
     command += ["-c", str(load.connections), "-n", str(load.requests)]
-    client_before, server_before = _children_cpu_seconds(), process_cpu_seconds(server_pid)
-    with ManagedProcess(command, placement) as process:
-        report = process.read_all(timeout)
-    try:
-        server_cpu_seconds = process_cpu_seconds(server_pid) - server_before
-    except OSError:
-        raise ProcessFailed("the server ended under load") from None
-    return parse_report(
-        report, load.requests, _children_cpu_seconds() - client_before, server_cpu_seconds
-    )
+    report, client_cpu, server_cpu = run_generator(command, placement, server_pid, timeout)
+    return parse_report(report, load.requests, client_cpu, server_cpu)
 
 
 def parse_report(
@@ -110,9 +101,3 @@ def parse_report(
         client_cpu_seconds=client_cpu_seconds,
         server_cpu_seconds=server_cpu_seconds,
     )
-
-
-def _children_cpu_seconds() -> float:
-    """CPU time of the children reaped so far; between two calls only redis-benchmark ends."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime

@@ -27,10 +27,11 @@ class Outcome:
         samples = [summary.sample_json(sample) for sample in self.samples]
         return {"failures": self.failures, "samples": samples}
 
-    @property
-    def failed(self) -> bool:
-        """Whether a loop failed that is there."""
-        return any(text.startswith("failed") for text in self.failures.values())
+
+def exit_status(parts: list[dict]) -> int:
+    """1 when a loop that is installed has failed in one of the parts of a report."""
+    failures = [text for part in parts for text in part["failures"].values()]
+    return int(any(text.startswith("failed") for text in failures))
 
 
 def describe(result: LoadResult) -> str:

@@ -5,23 +5,21 @@ from dataclasses import asdict, replace
 
 from benchmarks import idle, machine
 from benchmarks.echo_options import Cell
-from benchmarks.measure import Bench, open_bench
+from benchmarks.measure import Bench, run_with_bench
 from benchmarks.options import (
     RunOptions,
     add_run_options,
     check_descriptors,
     comma_list,
-    exit_without_client,
     make_parser,
     parse_count,
     parse_size,
     run_options,
 )
 from benchmarks.processes import ProcessFailed
-from benchmarks.programs import CompileFailed
 from benchmarks.progress import progress
 from benchmarks.report import SPEED_HEADERS, loop_table, method, print_heading, speed_line
-from benchmarks.rounds import run_rounds
+from benchmarks.rounds import exit_status, run_rounds
 from benchmarks.server_process import ServerFailed, failure_text, probe
 
 MEMORY_CONNECTIONS = 256
@@ -115,16 +113,10 @@ def run(given: Namespace, bench: Bench) -> int:
     for mode in idle.MODES if counts else ():
         report["memory"].append(measure_memory(bench, mode, counts))
         options.save(report)
-    parts = report["speed"] + report["memory"]
-    failures = [text for part in parts for text in part["failures"].values()]
-    return int(any(text.startswith("failed") for text in failures))
+    return exit_status(report["speed"] + report["memory"])
 
 
 def main(arguments: list[str]) -> int:
     """The `scaling` command; returns the exit status: 1 when a loop failed."""
     given, options = parse(arguments)
-    try:
-        with open_bench(options) as bench:
-            return run(given, bench)
-    except CompileFailed as error:
-        return exit_without_client(error)
+    return run_with_bench(options, lambda bench: run(given, bench))

@@ -1,12 +1,11 @@
 """wrk, the HTTP load generator (github.com/wg/wrk): run it and read its report."""
 
 import re
-import resource
 import shutil
 
-from benchmarks.cpu_clock import process_cpu_seconds
+from benchmarks.generator import run_generator
 from benchmarks.load_process import LoadResult
-from benchmarks.processes import ManagedProcess, Placement, ProcessFailed
+from benchmarks.processes import Placement, ProcessFailed
 
 _UNIT_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6}
 
@@ -24,15 +23,7 @@ def run_wrk(
     The CPU times are those of the whole run, connecting included: some ms in some seconds.
     """
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", url]
-    client_before = _children_cpu_seconds()
-    server_before = process_cpu_seconds(server_pid)
-    with ManagedProcess(command, placement) as process:
-        report = process.read_all(timeout)
-    try:
-        server_cpu_seconds = process_cpu_seconds(server_pid) - server_before
-    except OSError:
-        raise ProcessFailed("the server ended under load") from None
-    return parse_report(report, _children_cpu_seconds() - client_before, server_cpu_seconds)
+    return parse_report(*run_generator(command, placement, server_pid, timeout))
 
 
 def parse_report(text: str, client_cpu_seconds: float, server_cpu_seconds: float) -> LoadResult:
@@ -62,9 +53,3 @@ def parse_errors(text: str) -> dict[str, int]:
     if line := re.search(r"Non-2xx or 3xx responses: (\d+)", text):
         errors["non-2xx"] = int(line[1])
     return {kind: count for kind, count in errors.items() if count}
-
-
-def _children_cpu_seconds() -> float:
-    """CPU time of the children reaped so far; between two calls only wrk ends."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime

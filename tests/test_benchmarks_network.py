@@ -30,7 +30,7 @@ from benchmarks.processes import Placement, ProcessFailed  # noqa: E402
 from benchmarks.programs import compile_program  # noqa: E402
 from benchmarks.redis_client import check_replies, missing_reason, parse_report  # noqa: E402
 from benchmarks.redis_server import Malformed, RedisProtocol, parse_request  # noqa: E402
-from benchmarks.rounds import run_rounds  # noqa: E402
+from benchmarks.rounds import exit_status, run_rounds  # noqa: E402
 from benchmarks.server_process import ServerFailed  # noqa: E402
 from benchmarks.summary import round_order  # noqa: E402
 
@@ -321,7 +321,10 @@ def test_a_loop_that_fails_is_not_measured_again():
     outcome = run_rounds(["a", "b"], 3, measure)
     assert sorted(asked) == ["a", "b"]
     assert outcome.failures == {"a": "absent: gone", "b": "failed: down"}
-    assert outcome.failed and not outcome.rows(["a", "b"])
+    assert not outcome.rows(["a", "b"])
+    assert exit_status([outcome.as_json()]) == 1
+    del outcome.failures["b"]
+    assert exit_status([outcome.as_json()]) == 0
 
 
 @pytest.mark.parametrize("arguments", [
