@@ -77,7 +77,7 @@ def parse_arguments(arguments: list[str]) -> EchoOptions:
 def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     """Refuse what can't work, before anything has been measured."""
     if given.syscalls and (reason := syscalls.missing_reason()):
-        parser.error(f"--syscalls needs strace, which was not found: {reason}")
+        parser.error(f"--syscalls needs strace: {reason}")
     if "tls" in given.mode and (reason := certificate.missing_reason()):
         parser.error(f"--mode tls needs a certificate, which was not made: {reason}")
     if "udp" in given.mode and given.transport != ["tcp"]:

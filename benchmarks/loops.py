@@ -8,7 +8,7 @@ import asyncio
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BASELINE = "uvloop"
 """The loop that ratios refer to."""
@@ -18,7 +18,6 @@ DEFAULT_NAMES = ("asyncio", "uvloop", "uringloop", "uringloop-epoll")
 _FACTORIES = {
     "asyncio": "asyncio:new_event_loop",
     "uvloop": "uvloop:new_event_loop",
-    "uvloop-mmap": "uvloop:new_event_loop",
     "uringloop": "uringloop:new_event_loop",
     "uringloop-epoll": "uringloop:new_event_loop",
     "uringloop-zerocopy": "uringloop:new_event_loop",
@@ -32,8 +31,10 @@ _PEERS = {
 """Others, by the factories that their documentation names (requirements-peers.txt)."""
 
 # glibc maps what is larger than 128 KiB with mmap(2) until the program has freed such a block, and
-# gives the end of the heap back: uvloop's TLS allocates 256 KiB for each receive. An operator would
-# raise both limits; so does uvloop-mmap, to show what is the allocator's part.
+# gives the end of the heap back. Who allocates 256 KiB for each receive and shrinks it (uvloop's
+# TLS, asyncio's transports) pays for three system calls. An operator can raise both limits; so does
+# the suffix -mmap, to show what is the allocator's part.
+_KEEP_SUFFIX = "-mmap"
 _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
     "MALLOC_TRIM_THRESHOLD_": str(256 * 1024**2),
@@ -57,18 +58,18 @@ class LoopUnavailable(Exception):
 class LoopSpec:
     """One loop to measure: its name, its `module:factory`, and its backend if the name says it.
 
-    The factory of a floor is empty: its server is floor.c.
+    The factory of a floor is empty: its server is floor.c. `keeps_memory` is for the suffix -mmap.
     """
 
     name: str
     factory: str
     backend: str | None
+    keeps_memory: bool = False
 
     def environment(self) -> dict[str, str]:
         """The variables that its server process needs."""
-        if self.name == "uvloop-mmap":
-            return _KEEP_MEMORY
-        return {"URINGLOOP_BACKEND": self.backend} if self.backend else {}
+        backend = {"URINGLOOP_BACKEND": self.backend} if self.backend else {}
+        return {**backend, **_KEEP_MEMORY} if self.keeps_memory else backend
 
     def create(self) -> asyncio.AbstractEventLoop:
         """A new loop. Raises LoopUnavailable, also when uringloop chose another backend."""
@@ -89,7 +90,8 @@ class LoopSpec:
     def version(self) -> str | None:
         """Version of the distribution that provides the loop; None when it can't be told."""
         module_name = self.factory.partition(":")[0].partition(".")[0]
-        module_name = self.name if self.name in _PEERS else module_name
+        peer = self.name.removesuffix(_KEEP_SUFFIX)
+        module_name = peer if peer in _PEERS else module_name
         try:
             # Not packages_distributions(): it reads all that is installed, and freeing a block as
             # large as such a list makes glibc stop to map the server's own large blocks.
@@ -128,6 +130,8 @@ def reported_backend(loop: asyncio.AbstractEventLoop) -> str | None:
 
 def parse_name(name: str) -> LoopSpec:
     """The loop called `name`. Raises ValueError for a name that is none."""
+    if name.endswith(_KEEP_SUFFIX):
+        return replace(parse_name(name.removesuffix(_KEEP_SUFFIX)), name=name, keeps_memory=True)
     if name in _FACTORIES or name in _PEERS:
         return LoopSpec(name, {**_FACTORIES, **_PEERS}[name], _BACKENDS.get(name))
     if name in _FLOORS:

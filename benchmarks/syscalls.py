@@ -5,7 +5,10 @@ batches finds more to batch: the count of such a loop is a lower limit. A loop w
 number of calls per message isn't affected.
 """
 
+import functools
+import os
 import shutil
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -33,9 +36,17 @@ class SyscallWindow:
         return [(name, calls / messages) for name, calls in self.calls.most_common(count)]
 
 
+@functools.cache
 def missing_reason() -> str | None:
-    """Why nothing can be counted here; None when strace is installed."""
-    return None if shutil.which("strace") else "install strace"
+    """Why nothing can be counted here; None when strace is installed and may trace."""
+    if not shutil.which("strace"):
+        return "install strace"
+    command = ["strace", "-f", "-o", os.devnull, "true"]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=_ATTACH_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "strace hangs here"
+    return f"strace cannot trace here: {tried.stderr.strip()}" if tried.returncode else None
 
 
 def parse_table(text: str) -> Counter:

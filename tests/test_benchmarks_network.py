@@ -87,7 +87,7 @@ def test_echo_is_measured_over_unix_sockets(run, mode):
 
 
 @needs_compiler
-@pytest.mark.skipif(syscalls.missing_reason() is not None, reason="there is no strace")
+@pytest.mark.skipif(syscalls.missing_reason() is not None, reason="strace cannot trace")
 def test_system_calls_are_counted(run):
     cell, = run("echo", "--syscalls", "--connections", "3", "--seconds", "0.1")["cells"]
     row, = cell["rows"]
@@ -358,13 +358,15 @@ def test_sizes_and_cpus():
         parse_cpus("0")
 
 
-@pytest.mark.parametrize("name", ["uvloop-mmap", "aiofastnet", "rloop", "floor-epoll"])
+@pytest.mark.parametrize("name", ["uvloop-mmap", "aiofastnet-mmap", "rloop", "floor-epoll"])
 def test_peers_are_known_by_name(name):
     assert loops.parse_name(name).name == name
 
 
-def test_only_uvloop_mmap_is_told_to_keep_large_blocks():
-    assert "MALLOC_MMAP_THRESHOLD_" in loops.parse_name("uvloop-mmap").environment()
+def test_a_suffix_makes_the_allocator_keep_large_blocks():
+    kept = loops.parse_name("uringloop-mmap").environment()
+    assert "MALLOC_MMAP_THRESHOLD_" in kept
+    assert kept["URINGLOOP_BACKEND"] == "io_uring"
     assert loops.parse_name("uvloop").environment() == {}
 
 
