@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from benchmarks import echo, http_demo, idle, pingpong, redis, scaling
+from benchmarks import echo, http_demo, idle, micro, pingpong, redis, scaling
 
 COMMANDS = {
     "echo": echo.main,
@@ -12,6 +12,7 @@ COMMANDS = {
     "pingpong": pingpong.main,
     "redis": redis.main,
     "scaling": scaling.main,
+    "micro": micro.main,
 }
 
 USAGE = """usage: python -m benchmarks COMMAND [options]
@@ -22,6 +23,7 @@ USAGE = """usage: python -m benchmarks COMMAND [options]
   pingpong  socket pairs inside one process, in MiB/s
   redis     a small Redis server on each loop, under redis-benchmark
   scaling   CPU time and memory from one connection to ten thousand
+  micro     operations of a loop without network: callbacks, timers, tasks, threads, pipes
 
 `python -m benchmarks COMMAND --help` lists the options of a command."""
 

@@ -7,6 +7,7 @@ process for the loop itself.
 import asyncio
 import importlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
@@ -113,6 +114,11 @@ def run(spec: LoopSpec, main: Callable[[], Coroutine], report: Callable[[dict], 
     else:
         return 0
     return 1
+
+
+def installed_peers() -> list[str]:
+    """The peers that are there."""
+    return [name for name in _PEERS if importlib.util.find_spec(name) is not None]
 
 
 def aiofastnet_on_uvloop() -> asyncio.AbstractEventLoop:
