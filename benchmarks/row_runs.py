@@ -1,0 +1,133 @@
+"""One row measured once on one loop, by the code of the command that the row is about."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import http_app, http_measure, loops, syscalls
+from benchmarks.echo_options import Cell, EchoOptions
+from benchmarks.load_process import LoadResult
+from benchmarks.measure import Bench
+from benchmarks.micro_measure import MicroBench
+from benchmarks.processes import Placement
+from benchmarks.rows import Http, Micro, Row
+from benchmarks.server_process import ServerFailed
+
+_HTTP_BUDGET_SECONDS = 60.0
+_PROBE_CASE = "task-step"
+_PROBE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Values:
+    """What one measurement found; figures that a kind of row doesn't have are None.
+
+    `rate` is per second, `cpu_us` of the server per operation, and so are the `syscalls`.
+    """
+
+    rate: float | None = None
+    cpu_us: float | None = None
+    p50_us: float | None = None
+    syscalls: float | None = None
+
+    @classmethod
+    def of_load(cls, result: LoadResult) -> "Values":
+        """Of a client's window."""
+        return cls(result.rate, result.server_cpu_us, result.p50_us)
+
+
+@dataclass(frozen=True)
+class RowBench:
+    """What every measurement of a run shares; `cpus` is (server, client).
+
+    Seconds are of the window of a server, its warm-up, and the window of a case without network.
+    """
+
+    seconds: float
+    warmup: float
+    micro_seconds: float
+    cpus: tuple[int, int]
+    realtime: bool
+    python: str
+    binary: Path
+    folder: Path
+
+    def measure(self, row: Row, name: str) -> Values:
+        """One measurement in a fresh process. Raises ServerFailed or ProcessFailed."""
+        with _options(row):
+            if isinstance(row.run, Micro):
+                return self._micro(row.run, name)
+            if isinstance(row.run, Http):
+                return self._http(row.run, name)
+            if row.metric == "syscalls":
+                return self._syscalls(row.run, name)
+            return self._echo(row.run, name)
+
+    def describe(self, name: str) -> dict:
+        """What a loop says of itself: class, backend, versions. Raises CaseFailed."""
+        bench = MicroBench(_PROBE_SECONDS, Placement(self.cpus[0]), self.python)
+        return bench.measure(_PROBE_CASE, loops.parse_name(name)).info
+
+    def _micro(self, run: Micro, name: str) -> Values:
+        placement = Placement(self.cpus[0], self.realtime)
+        bench = MicroBench(self.micro_seconds, placement, self.python)
+        result = bench.measure(run.case, loops.parse_name(name))
+        return Values(result.rate, result.cpu_us)
+
+    def _http(self, run: Http, name: str) -> Values:
+        if reason := http_app.missing_reason(run.app):
+            raise ServerFailed(reason, absent=True)
+        demo = http_measure.Demo(
+            rounds=1,
+            seconds=max(1, round(self.seconds)),  # wrk takes whole ones
+            deadline=http_measure.Deadline(_HTTP_BUDGET_SECONDS),
+            app=run.app,
+            cpus=self.cpus,
+        )
+        return Values.of_load(http_measure.measure(demo, name))
+
+    def _echo(self, cell: Cell, name: str) -> Values:
+        return Values.of_load(self._plain.measure(cell, loops.parse_name(name)))
+
+    def _syscalls(self, cell: Cell, name: str) -> Values:
+        if reason := syscalls.missing_reason():
+            raise ServerFailed(reason, absent=True)
+        window, messages = self._traced.count(cell, loops.parse_name(name))
+        return Values(syscalls=window.per_message(messages))
+
+    # One for all rows, since it keeps a certificate and counts its sockets.
+    @functools.cached_property
+    def _plain(self) -> Bench:
+        return self._bench(traced=False)
+
+    @functools.cached_property
+    def _traced(self) -> Bench:
+        return self._bench(traced=True)
+
+    def _bench(self, traced: bool) -> Bench:
+        options = EchoOptions(
+            modes=[], transports=[], sizes=[], connections=[], loops=[], rounds=1,
+            seconds=self.seconds, warmup=self.warmup, cpus=self.cpus, realtime=self.realtime,
+            syscalls=traced, python=self.python, json=None,
+        )  # fmt: skip
+        folder = self.folder / ("traced" if traced else "plain")
+        folder.mkdir()
+        return Bench(options, self.binary, folder)
+
+
+@contextlib.contextmanager
+def _options(row: Row) -> Iterator[None]:
+    """Give the servers of a row its options; without any, those of the caller stay."""
+    before = os.environ.get("URINGLOOP_OPTIONS")
+    if row.options:
+        os.environ["URINGLOOP_OPTIONS"] = row.options
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("URINGLOOP_OPTIONS", None)
+        else:
+            os.environ["URINGLOOP_OPTIONS"] = before
