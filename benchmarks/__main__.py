@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from benchmarks import echo, http_demo, idle, micro, pingpong, redis, scaling, suite
+from benchmarks import chart, echo, http_demo, idle, micro, page, pingpong, redis, scaling, suite
 
 COMMANDS = {
     "echo": echo.main,
@@ -14,6 +14,8 @@ COMMANDS = {
     "scaling": scaling.main,
     "micro": micro.main,
     "table": suite.main,
+    "report": page.main,
+    "chart": chart.main,
 }
 
 USAGE = """usage: python -m benchmarks COMMAND [options]
@@ -26,6 +28,8 @@ USAGE = """usage: python -m benchmarks COMMAND [options]
   scaling   CPU time and memory from one connection to ten thousand
   micro     operations of a loop without network: callbacks, timers, tasks, threads, pipes
   table     every row that has a target: half an hour; --quick takes about six minutes
+  report    the file of table as Markdown, on stdout or in a page of the documentation
+  chart     the file of table as SVG
 
 `python -m benchmarks COMMAND --help` lists the options of a command."""
 
