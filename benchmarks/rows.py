@@ -152,7 +152,7 @@ ROWS = (
         Cell("protocol", "tcp", 1024, 64),
         "syscalls",
         0.1,
-        2.0,
+        2.1,
     ),
 )
 
