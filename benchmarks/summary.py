@@ -65,11 +65,12 @@ def summarize(samples: list[Sample], loop: str) -> Row:
 
 
 def round_order(names: list[str], number: int) -> list[str]:
-    """The order of the loops in round `number`: rotated by one each time, every other reversed.
+    """The order of the loops in round `number`: every other reversed, rotated after each two.
 
-    Rotation alone would leave each loop with the same one before it in every round.
+    Rotation alone would leave each loop with the same one before it in every round; rotated in
+    each round, two loops would never change places.
     """
-    shift = number % len(names)
+    shift = number // 2 % len(names)
     order = names[shift:] + names[:shift]
     return order[::-1] if number % 2 else order
 
