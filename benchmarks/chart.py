@@ -15,7 +15,7 @@ from benchmarks.loops import BASELINE
 from benchmarks.verdicts import OURS, OURS_EPOLL, RowReport, Verdict, report_rows
 
 WIDTH = 1000
-LEFT, RIGHT = 264, 850
+LEFT, RIGHT = 284, 844
 """The plot's edges; names are before it, figures after it."""
 
 HEAD, FOOT = 112, 52
@@ -108,7 +108,8 @@ def marker(report: RowReport, loop: str | None, scale: Scale, middle: float, sha
     x = scale.x(ratio.ratio)
     words = f"{report.row.title}: {loop} {ratio.ratio:.2f}"
     if not scale.holds(ratio.ratio):
-        return hinted(words, text(x + 2, middle + 4, f"◂ {ratio.ratio:.2f}", fill=SOFT, **SMALL))
+        figure = text(x + 3, middle + 4, f"◂ {ratio.ratio:.2f}", fill=SOFT, **SMALL)
+        return hinted(words, rectangle(x, middle - 7, 42, 14, "#ffffff", 3), figure)
     return hinted(words, shape_of(shape, x, middle))
 
 

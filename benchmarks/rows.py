@@ -25,12 +25,11 @@ EPOLL_TARGET = 1.05
 """What the epoll backend has to reach in every row with a network."""
 
 
-_STREAMS = ("protocol", "buffered", "streams", "sock")
 _TITLES = {
     "protocol": "protocol",
     "buffered": "BufferedProtocol",
     "streams": "streams",
-    "sock": "sock_recv + sock_sendall",
+    "sock": "sock_recv, sock_sendall",
     "tls": "TLS",
     "udp": "UDP",
     "churn": "connect, protocol,",
@@ -85,7 +84,8 @@ def _echo(
     """A row of echo servers of one kind."""
     in_kib = size % KIB == 0
     short, long = (f"{size // KIB}k", f"{size // KIB} KiB") if in_kib else (size, f"{size} B")
-    family = {"tcp": " TCP", "unix": " Unix"}[transport] if mode in _STREAMS else ""
+    named = mode in ("protocol", "buffered", "streams")
+    family = {"tcp": " TCP", "unix": " Unix"}[transport] if named else ""
     settings: dict = {
         "name": f"{mode}-{transport}-{short}-c{connections}",
         "group": "echo",

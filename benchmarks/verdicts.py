@@ -102,9 +102,15 @@ class RowReport:
             return None
         met = own.ratio >= target
         rivals = [BASELINE] if loop == OURS_EPOLL else ["asyncio", BASELINE, self.peer]
-        best = self.best([name for name in rivals if name])
-        behind = best if best and self.ratio(best).ratio > own.ratio else None
+        behind = self._behind(loop, self.best([name for name in rivals if name]))
         return Verdict(target, met, own.low >= target or own.high < target, behind)
+
+    def _behind(self, loop: str, rival: str | None) -> str | None:
+        """The rival's name when it is ahead, with a ? when the rounds don't agree on it."""
+        pair = paired(self._goodness(loop), self._goodness(rival)) if rival else None
+        if pair is None or pair.ratio >= 1:
+            return None
+        return f"{rival}?" if pair.high >= 1 else rival
 
     def _goodness(self, loop: str) -> dict[int, float]:
         values = self._values.get(loop, {})

@@ -275,6 +275,9 @@ def test_a_loop_of_another_project_that_is_ahead_is_named():
     assert report.peer == "rloop"
     assert str(report.verdict("uringloop")) == "met, behind rloop"
     assert str(report.verdict("uringloop-epoll")) == "met"
+    unsure = report_of("micro-gather", uvloop=[10.0] * 3, uringloop=[5.0, 5.0, 4.0],
+                       rloop=[4.0, 4.0, 5.0])
+    assert str(unsure.verdict("uringloop")) == "met, behind rloop?"
 
 
 def test_a_share_of_the_floor_is_the_target_where_it_was_measured():
@@ -371,6 +374,8 @@ def test_the_chart_is_valid_and_has_every_row(tmp_path):
     for element in root.iter(f"{SVG}text"):
         x, y = numbers(element, "x", "y")
         assert 0 <= x <= width and 0 <= y <= height
+        if element.text in {row.title for row in RATIO_ROWS}:    # written towards the left
+            assert x - len(element.text) * float(element.get("font-size")) * 0.62 > 0
 
 
 @pytest.mark.parametrize(("cost", "side"), [(5.0, "right"), (20.0, "left"), (1000.0, "edge")])
