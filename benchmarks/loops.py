@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 BASELINE = "uvloop"
 """The loop that ratios refer to."""
 
-DEFAULT_NAMES = ("asyncio", "uvloop", "uringloop", "uringloop-epoll")
+OURS = ("uringloop", "uringloop-epoll")
+
+DEFAULT_NAMES = ("asyncio", BASELINE, *OURS)
 
 _FACTORIES = {
     "asyncio": "asyncio:new_event_loop",
@@ -36,7 +38,7 @@ _PEERS = {
 # TLS, asyncio's transports) pays for three system calls. An operator can raise both limits; so does
 # the suffix -mmap, to show what is the allocator's part.
 _KEEP_SUFFIX = "-mmap"
-_KEEP_MEMORY = {
+KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
     "MALLOC_TRIM_THRESHOLD_": str(256 * 1024**2),
 }
@@ -70,7 +72,7 @@ class LoopSpec:
     def environment(self) -> dict[str, str]:
         """The variables that its server process needs."""
         backend = {"URINGLOOP_BACKEND": self.backend} if self.backend else {}
-        return {**backend, **_KEEP_MEMORY} if self.keeps_memory else backend
+        return {**backend, **KEEP_MEMORY} if self.keeps_memory else backend
 
     def create(self) -> asyncio.AbstractEventLoop:
         """A new loop. Raises LoopUnavailable, also when uringloop chose another backend."""

@@ -7,12 +7,11 @@ certain when every round is on its side, and so is a miss: whatever lies between
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks import rows
+from benchmarks import loops, rows
 from benchmarks.loops import BASELINE
 from benchmarks.pairing import Paired, paired
 
-OURS = "uringloop"
-OURS_EPOLL = "uringloop-epoll"
+OURS, OURS_EPOLL = loops.OURS
 FLOOR_PREFIX = "floor-"
 _VALUES = {"rate": "rate", "cpu": "cpu_us", "p50": "p50_us", "syscalls": "syscalls"}
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks table`: its rows exist, a run survives failures, reports say what is."""
 
 import json
+import os
 import pathlib
 import re
 import sys
@@ -17,8 +18,9 @@ from benchmarks.echo_options import Cell  # noqa: E402
 from benchmarks.echo_servers import MODES, TRANSPORTS  # noqa: E402
 from benchmarks.http_app import PACKAGES  # noqa: E402
 from benchmarks.micro_cases import CASES  # noqa: E402
+from benchmarks.micro_measure import MicroBench, MicroResult  # noqa: E402
 from benchmarks.processes import ProcessFailed  # noqa: E402
-from benchmarks.row_runs import Values  # noqa: E402
+from benchmarks.row_runs import RowBench, Values  # noqa: E402
 from benchmarks.server_process import ServerFailed  # noqa: E402
 from benchmarks.verdicts import RowReport, report_rows  # noqa: E402
 
@@ -220,6 +222,26 @@ def test_the_command_measures_and_writes_both_files(tmp_path, capsys):
     assert measured["micro-gather"] == {"asyncio"}
     assert "asyncio" in measured["protocol-tcp-1k-c1"]
     assert run["loops"]["asyncio"]["python"].endswith(run["python"])
+
+
+@pytest.mark.parametrize(("name", "kept"), [
+    ("asyncio", True), ("rloop", True), ("uvloop", False), ("uringloop", False),
+    ("uringloop-epoll", False)])
+def test_other_loops_are_measured_with_large_blocks_kept(name, kept, monkeypatch):
+    seen = []
+
+    def measure(self, case, spec):
+        seen.append(dict(os.environ))
+        return MicroResult(1, [1.0], [1.0])
+
+    monkeypatch.setattr(MicroBench, "measure", measure)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
+    before = dict(os.environ)
+    bench = RowBench(1.0, 0.1, 0.1, (0, 0), False, sys.executable, ROOT, ROOT)
+    bench.measure(BY_NAME["micro-gather"], name)
+    [environment] = seen
+    assert (environment == {**before, **loops.KEEP_MEMORY}) is kept
+    assert dict(os.environ) == before
 
 
 # Reports
