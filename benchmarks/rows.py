@@ -113,6 +113,17 @@ _SHARE = 0.95
 
 ROWS = (
     _echo("protocol", "tcp", KIB, 1, 1.05),
+    _echo(
+        "protocol",
+        "tcp",
+        KIB,
+        1,
+        1.6,
+        name="protocol-tcp-1k-c1-busy",
+        metric="p50",
+        title="protocol TCP 1 KiB c1, busy_poll",
+        options="busy_poll=0.0002",
+    ),
     _echo("protocol", "tcp", KIB, 16, 1.15, floor_share=_SHARE),
     _echo("protocol", "tcp", KIB, 64, 1.24, floor_share=_SHARE),
     _echo("protocol", "tcp", KIB, 256, 1.06, floor_share=_SHARE),

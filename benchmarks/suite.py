@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import traceback
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks import http_app, loops, machine, options, summary
@@ -19,7 +19,7 @@ from benchmarks.processes import ROOT, ProcessFailed, default_cpus
 from benchmarks.programs import CompileFailed, compile_program
 from benchmarks.progress import ProgressBar, progress
 from benchmarks.row_runs import RowBench
-from benchmarks.rows import Row, by_name, select
+from benchmarks.rows import ROWS, Row, by_name, select
 from benchmarks.server_process import ServerFailed, failure_text
 from benchmarks.suite_report import markdown
 
@@ -82,6 +82,13 @@ class Run:
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(asdict(self), indent=1) + "\n")
         partial.replace(path)
+
+    def again(self, names: list[str]) -> None:
+        """Let these rows be measured, whether they have been or not."""
+        wanted = {*self.settings.rows, *names}
+        ordered = [row.name for row in ROWS if row.name in wanted]
+        self.settings = replace(self.settings, rows=ordered)
+        self.outcomes = [outcome for outcome in self.outcomes if outcome["name"] not in names]
 
     def missing(self) -> list[Row]:
         """The rows that are still to be measured: those that ended in an error are again."""
@@ -162,7 +169,10 @@ def build_parser() -> argparse.ArgumentParser:
     names = ",".join([*loops.DEFAULT_NAMES, *loops.installed_peers()])
     folder = (ROOT / "build" / "benchmarks").relative_to(ROOT)
     add = parser.add_argument
-    add("--rows", type=parse_rows, default="*", help="names or patterns (default: all)")
+    add(
+        "--rows", type=parse_rows,
+        help="names or patterns (default: all); with --resume, what to measure again",
+    )  # fmt: skip
     add("--list", action="store_true", help="print the names of the rows, and measure nothing")
     add(
         "--loops", type=options.comma_list(loops.parse_name), default=names,
@@ -188,7 +198,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
     """The settings that the command line asks for."""
     lengths = QUICK if given.quick else FULL
     return Settings(
-        rows=[row.name for row in given.rows],
+        rows=[row.name for row in given.rows or ROWS],
         loops=[spec.name for spec in given.loops],
         rounds=given.rounds or lengths["rounds"],
         seconds=given.seconds or lengths["seconds"],
@@ -214,9 +224,11 @@ def start(parser: argparse.ArgumentParser, given: argparse.Namespace) -> tuple[R
         given.json.parent.mkdir(parents=True, exist_ok=True)
         return Run(settings_of(given), machine.describe(), packages=packages()), given.json
     try:
-        return Run.load(given.resume), given.resume
+        run = Run.load(given.resume)
     except (OSError, ValueError) as error:
         parser.error(f"--resume: {error}")
+    run.again([row.name for row in given.rows or ()])
+    return run, given.resume
 
 
 def failed(outcome: dict) -> bool:
@@ -230,7 +242,7 @@ def main(arguments: list[str]) -> int:
     parser = build_parser()
     given = parser.parse_args(arguments)
     if given.list:
-        print("\n".join(f"{row.name:28} {row.title}" for row in given.rows))
+        print("\n".join(f"{row.name:28} {row.title}" for row in given.rows or ROWS))
         return 0
     run, path = start(parser, given)
     try:

@@ -61,7 +61,7 @@ def test_every_case_and_application_has_a_row():
 def test_many_connections_are_compared_by_cpu_time_and_one_by_its_round_trips():
     echo = [row for row in RATIO_ROWS if isinstance(row.run, Cell)]
     assert {row.metric for row in echo if row.run.connections >= 16} == {"cpu"}
-    assert {row.metric for row in echo if row.run.connections == 1} == {"rate"}
+    assert {row.metric for row in echo if row.run.connections == 1} == {"rate", "p50"}
 
 
 def test_rows_are_chosen_by_patterns_in_the_order_of_the_registry():
@@ -181,6 +181,18 @@ def test_a_run_that_ended_early_has_its_rows_and_goes_on(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_rows_of_a_run_can_be_measured_again_and_others_added(tmp_path):
+    path = tmp_path / "run.json"
+    suite.measure_rows(FakeBench(), new_run(["micro-gather", "micro-queue"]), path)
+    run = suite.Run.load(path)
+    run.again(["micro-gather", "udp-1k-c16"])
+    assert run.settings.rows == ["udp-1k-c16", "micro-gather", "micro-queue"]
+    bench = FakeBench()
+    suite.measure_rows(bench, run, path)
+    assert {row for row, _ in bench.calls} == {"micro-gather", "udp-1k-c16"}
+    assert {outcome["name"] for outcome in run.outcomes} == set(run.settings.rows)
+
+
 def test_a_loop_that_does_not_start_is_asked_once_and_left_out(tmp_path):
     run = new_run(["micro-gather"])
     bench = FakeBench()
@@ -244,12 +256,21 @@ def test_other_loops_are_measured_with_large_blocks_kept(name, kept, monkeypatch
     assert dict(os.environ) == before
 
 
+def test_a_row_gives_its_options_to_the_servers(monkeypatch):
+    seen = []
+    monkeypatch.setattr(RowBench, "_echo", lambda *_: seen.append(os.environ["URINGLOOP_OPTIONS"]))
+    bench = RowBench(1.0, 0.1, 0.1, (0, 0), False, sys.executable, ROOT, ROOT)
+    bench.measure(BY_NAME["protocol-tcp-1k-c1-busy"], "uringloop")
+    assert seen == [BY_NAME["protocol-tcp-1k-c1-busy"].options]
+    assert "URINGLOOP_OPTIONS" not in os.environ
+
+
 # Reports
 
 
 def outcome_of(name, **costs):
     """The outcome of a row in which each loop costs so much in each round; `_` stands for `-`."""
-    figure = {"cpu": "cpu_us", "syscalls": "syscalls"}[BY_NAME[name].metric]
+    figure = {"cpu": "cpu_us", "p50": "p50_us", "syscalls": "syscalls"}[BY_NAME[name].metric]
     nothing = asdict(Values())
     samples = [{"loop": loop.replace("_", "-"), "round": number, **nothing, figure: cost}
                for loop, values in costs.items() for number, cost in enumerate(values)]
@@ -391,7 +412,7 @@ def test_the_chart_is_valid_and_has_every_row(tmp_path):
         assert row.title in words
     assert {rows.GROUPS[row.group] for row in RATIO_ROWS} <= set(words)
     targets = [title.text for title in root.iter(f"{SVG}title") if ": target " in title.text]
-    assert len(targets) == sum(row.metric == "cpu" for row in rows.ROWS)
+    assert len(targets) == sum(row.metric in ("cpu", "p50") for row in rows.ROWS)
     width, height = numbers(root, "width", "height")
     for element in root.iter(f"{SVG}text"):
         x, y = numbers(element, "x", "y")
