@@ -55,7 +55,8 @@ def ratio_cell(report: RowReport, loop: str | None, spread: bool = False, name: 
 def table_line(report: RowReport) -> list[str]:
     """The cells of one row."""
     if report.error is not None:
-        return [title(report), f"failed: {report.error}", *[""] * (len(HEADERS) - 2)]
+        words = f"failed: {report.error}" if report.measured else report.error
+        return [title(report), words, *[""] * (len(HEADERS) - 2)]
     verdicts = [report.verdict(loop) for loop in (OURS, OURS_EPOLL)]
     targets = [report.target(loop) for loop in (OURS, OURS_EPOLL)]
     most = "≤ " if report.row.metric == "syscalls" else ""
@@ -116,7 +117,8 @@ def lost_lines(reports: list[RowReport]) -> str:
 
 def failed_lines(reports: list[RowReport]) -> str:
     """What failed, row by row; empty when nothing did."""
-    lines = [f"- {title(report)}: {report.error}" for report in reports if report.error]
+    errors = [report for report in reports if report.measured and report.error]
+    lines = [f"- {title(report)}: {report.error}" for report in errors]
     for report in reports:
         lines += [
             f"- {title(report)}, {loop}: {text}"

@@ -41,8 +41,10 @@ class Verdict:
 class RowReport:
     """One row of a run; `error` says why there is nothing else."""
 
-    def __init__(self, row: rows.Row, outcome: dict) -> None:
+    def __init__(self, row: rows.Row, outcome: dict | None) -> None:
         self.row = row
+        self.measured = outcome is not None
+        outcome = outcome or {"error": "not measured", "failures": {}, "samples": []}
         self.error: str | None = outcome["error"]
         self.failures: dict[str, str] = outcome["failures"]
         self._values: dict[str, dict[int, float]] = {}
@@ -119,6 +121,7 @@ class RowReport:
 
 
 def report_rows(run: dict) -> list[RowReport]:
-    """The rows of a run's file in the order of the registry; rows that are no more are left out."""
+    """The rows of a run's file in the order of the registry, with those it has not come to."""
     outcomes = {outcome["name"]: outcome for outcome in run["outcomes"]}
-    return [RowReport(row, outcomes[row.name]) for row in rows.ROWS if row.name in outcomes]
+    wanted = set(run["settings"]["rows"])
+    return [RowReport(row, outcomes.get(row.name)) for row in rows.ROWS if row.name in wanted]

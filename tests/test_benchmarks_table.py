@@ -181,6 +181,15 @@ def test_a_run_that_ended_early_has_its_rows_and_goes_on(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_rows_that_a_run_has_not_come_to_are_told_and_are_no_failure():
+    run = new_run(["micro-gather", "micro-queue"])
+    run.outcomes = [outcome_of("micro-gather", uvloop=[1.0], uringloop=[1.0])]
+    text = suite_report.markdown(asdict(run))
+    assert "| Queue between two tasks (CPU) | not measured |" in text
+    assert "Failures" not in text
+    assert "not measured" in chart.draw(asdict(run))
+
+
 def test_rows_of_a_run_can_be_measured_again_and_others_added(tmp_path):
     path = tmp_path / "run.json"
     suite.measure_rows(FakeBench(), new_run(["micro-gather", "micro-queue"]), path)
