@@ -15,7 +15,7 @@ from benchmarks.micro_cases import CASES
 from benchmarks.micro_measure import MicroBench, MicroResult
 from benchmarks.processes import Placement, default_cpus
 from benchmarks.progress import progress
-from benchmarks.rounds import Outcome, run_rounds
+from benchmarks.rounds import Outcome, exit_status, run_rounds
 
 HEADERS = ["loop", "ops/s", "CPU ns/op", "ops/s ratio", "CPU ratio", "spread"]
 
@@ -167,4 +167,4 @@ def main(arguments: list[str]) -> int:
             report = {"machine": host, "cases": [each.as_json() for each in cases]}
             given.json.write_text(json.dumps(report, indent=2) + "\n")
     print(overview(cases, names))
-    return int(any(case.outcome.failed for case in cases))
+    return exit_status([case.as_json() for case in cases])

@@ -1,17 +1,15 @@
 """One row measured once on one loop, by the code of the command that the row is about."""
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks import http_app, http_measure, loops, syscalls
-from benchmarks.echo_options import Cell, EchoOptions
+from benchmarks.echo_options import Cell
 from benchmarks.load_process import LoadResult
 from benchmarks.measure import Bench
-from benchmarks.micro_measure import MicroBench
+from benchmarks.micro_measure import MicroBench, MicroResult
 from benchmarks.processes import Placement
 from benchmarks.rows import Http, Micro, Row
 from benchmarks.server_process import ServerFailed
@@ -41,30 +39,25 @@ class Values:
 
 @dataclass(frozen=True)
 class RowBench:
-    """What every measurement of a run shares; `cpus` is (server, client).
+    """What every measurement of a run shares: a bench of servers, and the window without network.
 
-    Seconds are of the window of a server, its warm-up, and the window of a case without network.
+    One for all rows, since the bench keeps a certificate and counts its sockets.
     """
 
-    seconds: float
-    warmup: float
+    bench: Bench
     micro_seconds: float
-    cpus: tuple[int, int]
-    realtime: bool
-    python: str
-    binary: Path
-    folder: Path
 
     def measure(self, row: Row, name: str) -> Values:
         """One measurement in a fresh process. Raises ServerFailed or ProcessFailed."""
         with environment(self.environment(row, name)):
             if isinstance(row.run, Micro):
-                return self._micro(row.run, name)
+                result = self._micro(row.run, name, self.micro_seconds)
+                return Values(result.rate, result.cpu_us)
             if isinstance(row.run, Http):
-                return self._http(row.run, name)
+                return Values.of_load(self._http(row.run, name))
             if row.metric == "syscalls":
-                return self._syscalls(row.run, name)
-            return self._echo(row.run, name)
+                return Values(syscalls=self._syscalls(row.run, name))
+            return Values.of_load(self.bench.measure(row.run, loops.parse_name(name)))
 
     def environment(self, row: Row, name: str) -> dict[str, str]:
         """What a measurement has in its environment beside what the loop's name asks for.
@@ -79,54 +72,32 @@ class RowBench:
 
     def describe(self, name: str) -> dict:
         """What a loop says of itself: class, backend, versions. Raises CaseFailed."""
-        bench = MicroBench(_PROBE_SECONDS, Placement(self.cpus[0]), self.python)
-        return bench.measure(_PROBE_CASE, loops.parse_name(name)).info
+        return self._micro(Micro(_PROBE_CASE), name, _PROBE_SECONDS).info
 
-    def _micro(self, run: Micro, name: str) -> Values:
-        placement = Placement(self.cpus[0], self.realtime)
-        bench = MicroBench(self.micro_seconds, placement, self.python)
-        result = bench.measure(run.case, loops.parse_name(name))
-        return Values(result.rate, result.cpu_us)
+    def _micro(self, run: Micro, name: str, seconds: float) -> MicroResult:
+        options = self.bench.options
+        placement = Placement(options.cpus[0], options.realtime)
+        return MicroBench(seconds, placement, options.python).measure(
+            run.case, loops.parse_name(name)
+        )
 
-    def _http(self, run: Http, name: str) -> Values:
+    def _http(self, run: Http, name: str) -> LoadResult:
         if reason := http_app.missing_reason(run.app):
             raise ServerFailed(reason, absent=True)
         demo = http_measure.Demo(
             rounds=1,
-            seconds=max(1, round(self.seconds)),  # wrk takes whole ones
+            seconds=max(1, round(self.bench.options.seconds)),  # wrk takes whole ones
             deadline=http_measure.Deadline(_HTTP_BUDGET_SECONDS),
             app=run.app,
-            cpus=self.cpus,
+            cpus=self.bench.options.cpus,
         )
-        return Values.of_load(http_measure.measure(demo, name))
+        return http_measure.measure(demo, name)
 
-    def _echo(self, cell: Cell, name: str) -> Values:
-        return Values.of_load(self._plain.measure(cell, loops.parse_name(name)))
-
-    def _syscalls(self, cell: Cell, name: str) -> Values:
+    def _syscalls(self, cell: Cell, name: str) -> float:
         if reason := syscalls.missing_reason():
             raise ServerFailed(reason, absent=True)
-        window, messages = self._traced.count(cell, loops.parse_name(name))
-        return Values(syscalls=window.per_message(messages))
-
-    # One for all rows, since it keeps a certificate and counts its sockets.
-    @functools.cached_property
-    def _plain(self) -> Bench:
-        return self._bench(traced=False)
-
-    @functools.cached_property
-    def _traced(self) -> Bench:
-        return self._bench(traced=True)
-
-    def _bench(self, traced: bool) -> Bench:
-        options = EchoOptions(
-            modes=[], transports=[], sizes=[], connections=[], loops=[], rounds=1,
-            seconds=self.seconds, warmup=self.warmup, cpus=self.cpus, realtime=self.realtime,
-            syscalls=traced, python=self.python, json=None,
-        )  # fmt: skip
-        folder = self.folder / ("traced" if traced else "plain")
-        folder.mkdir()
-        return Bench(options, self.binary, folder)
+        window, messages = self.bench.count(cell, loops.parse_name(name))
+        return window.per_message(messages)
 
 
 @contextlib.contextmanager

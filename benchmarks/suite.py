@@ -9,14 +9,13 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 import traceback
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks import http_app, loops, machine, options, summary
+from benchmarks.measure import Bench, run_with_bench
 from benchmarks.processes import ROOT, ProcessFailed, default_cpus
-from benchmarks.programs import CompileFailed, compile_program
 from benchmarks.progress import ProgressBar, progress
 from benchmarks.row_runs import RowBench
 from benchmarks.rows import ROWS, Row, by_name, select
@@ -49,6 +48,13 @@ class Settings:
     def rounds_of(self, row: Row) -> int:
         """A count of system calls is the same in each round."""
         return 1 if row.metric == "syscalls" else self.rounds
+
+    def run_options(self) -> options.RunOptions:
+        """The same as the commands of single rows are told it."""
+        return options.RunOptions(
+            loops=[], rounds=self.rounds, seconds=self.seconds, warmup=self.warmup,
+            cpus=tuple(self.cpus), realtime=self.realtime, python=sys.executable, json=None,
+        )  # fmt: skip
 
     def measurements(self, row: Row) -> int:
         """How many a row takes."""
@@ -245,20 +251,15 @@ def main(arguments: list[str]) -> int:
         print("\n".join(f"{row.name:28} {row.title}" for row in given.rows or ROWS))
         return 0
     run, path = start(parser, given)
-    try:
-        binary = compile_program("load")
-    except CompileFailed as error:
-        print(f"cannot build the load client: {error}", file=sys.stderr)
-        return 1
+    return run_with_bench(run.settings.run_options(), lambda bench: measure_all(bench, run, path))
+
+
+def measure_all(bench: Bench, run: Run, path: Path) -> int:
+    """Measure what is missing and print the report; returns the exit status."""
     machine.warn_when_busy(run.machine)
-    settings = run.settings
-    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-        bench = RowBench(
-            settings.seconds, settings.warmup, settings.micro_seconds, tuple(settings.cpus),
-            settings.realtime, sys.executable, binary, Path(folder),
-        )  # fmt: skip
-        probe(bench, run)
-        measure_rows(bench, run, path)
+    rows = RowBench(bench, run.settings.micro_seconds)
+    probe(rows, run)
+    measure_rows(rows, run, path)
     text = markdown(asdict(run))
     path.with_suffix(".md").write_text(text + "\n")
     print(text)

@@ -17,6 +17,8 @@ from benchmarks import chart, loops, page, rows, suite, suite_report, summary  #
 from benchmarks.echo_options import Cell  # noqa: E402
 from benchmarks.echo_servers import MODES, TRANSPORTS  # noqa: E402
 from benchmarks.http_app import PACKAGES  # noqa: E402
+from benchmarks.load_process import LoadResult  # noqa: E402
+from benchmarks.measure import Bench  # noqa: E402
 from benchmarks.micro_cases import CASES  # noqa: E402
 from benchmarks.micro_measure import MicroBench, MicroResult  # noqa: E402
 from benchmarks.processes import ProcessFailed  # noqa: E402
@@ -245,10 +247,14 @@ def test_the_command_measures_and_writes_both_files(tmp_path, capsys):
     assert run["loops"]["asyncio"]["python"].endswith(run["python"])
 
 
+def bench_of(folder):
+    return RowBench(Bench(new_run([]).settings.run_options(), folder, folder), 0.1)
+
+
 @pytest.mark.parametrize(("name", "kept"), [
     ("asyncio", True), ("rloop", True), ("uvloop", False), ("uringloop", False),
     ("uringloop-epoll", False)])
-def test_other_loops_are_measured_with_large_blocks_kept(name, kept, monkeypatch):
+def test_other_loops_are_measured_with_large_blocks_kept(name, kept, monkeypatch, tmp_path):
     seen = []
 
     def measure(self, case, spec):
@@ -258,18 +264,21 @@ def test_other_loops_are_measured_with_large_blocks_kept(name, kept, monkeypatch
     monkeypatch.setattr(MicroBench, "measure", measure)
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
     before = dict(os.environ)
-    bench = RowBench(1.0, 0.1, 0.1, (0, 0), False, sys.executable, ROOT, ROOT)
-    bench.measure(BY_NAME["micro-gather"], name)
+    bench_of(tmp_path).measure(BY_NAME["micro-gather"], name)
     [environment] = seen
     assert (environment == {**before, **loops.KEEP_MEMORY}) is kept
     assert dict(os.environ) == before
 
 
-def test_a_row_gives_its_options_to_the_servers(monkeypatch):
+def test_a_row_gives_its_options_to_the_servers(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(RowBench, "_echo", lambda *_: seen.append(os.environ["URINGLOOP_OPTIONS"]))
-    bench = RowBench(1.0, 0.1, 0.1, (0, 0), False, sys.executable, ROOT, ROOT)
-    bench.measure(BY_NAME["protocol-tcp-1k-c1-busy"], "uringloop")
+
+    def measure(self, cell, spec):
+        seen.append(os.environ["URINGLOOP_OPTIONS"])
+        return LoadResult(1, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(Bench, "measure", measure)
+    bench_of(tmp_path).measure(BY_NAME["protocol-tcp-1k-c1-busy"], "uringloop")
     assert seen == [BY_NAME["protocol-tcp-1k-c1-busy"].options]
     assert "URINGLOOP_OPTIONS" not in os.environ
 
