@@ -43,7 +43,8 @@ KEEP_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(256 * 1024**2),
 }
 
-_BACKENDS = {"uringloop": "io_uring", "uringloop-epoll": "epoll"}
+_BACKENDS = {"uringloop": "io_uring", "uringloop-epoll": "epoll", "uringloop-zerocopy": "io_uring"}
+_OPTIONS = {"uringloop-zerocopy": "send_zerocopy=16384"}
 
 _FLOORS = {"floor-epoll": "epoll", "floor-io_uring": "io_uring"}
 """Echo servers in C (floor.c): the least that a loop could cost, measured like a loop."""
@@ -71,8 +72,10 @@ class LoopSpec:
 
     def environment(self) -> dict[str, str]:
         """The variables that its server process needs."""
-        backend = {"URINGLOOP_BACKEND": self.backend} if self.backend else {}
-        return {**backend, **KEEP_MEMORY} if self.keeps_memory else backend
+        variables = {"URINGLOOP_BACKEND": self.backend} if self.backend else {}
+        if self.name in _OPTIONS:
+            variables["URINGLOOP_OPTIONS"] = _OPTIONS[self.name]
+        return {**variables, **KEEP_MEMORY} if self.keeps_memory else variables
 
     def create(self) -> asyncio.AbstractEventLoop:
         """A new loop. Raises LoopUnavailable, also when uringloop chose another backend."""
