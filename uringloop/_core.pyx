@@ -22,10 +22,10 @@ from libc.errno cimport (EAGAIN, EALREADY, EBADF, EBUSY, ECONNABORTED, ECONNRESE
                          ENOTSOCK, EOPNOTSUPP, EOVERFLOW, EPERM, EPIPE, ETIME, errno)
 from libc.limits cimport INT_MAX
 from libc.math cimport ceil
-from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
-                          uint64_t, uintptr_t)
+from libc.stdint cimport (INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
+                          uintptr_t)
 from libc.stdlib cimport free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset, strlen
 from posix.stdlib cimport posix_memalign
 from posix.unistd cimport _SC_PAGESIZE, sysconf
 from posix.unistd cimport close as close_fd, read as read_fd, write as write_fd
@@ -35,10 +35,12 @@ cimport uringloop.transports.awaitable as awaitable
 from uringloop.ring.liburing cimport ECANCELED, PY_SSIZE_T_MAX, accept4, set_errno
 from uringloop.ring.python cimport (
     PyContext_Copy, PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit, PyContext_New,
-    PyErr_CheckSignals, PyGC_Disable, PyGC_Enable,
+    PyErr_CheckSignals, PyGC_Disable, PyGC_Enable, PyLong_AsLongAndOverflow,
     PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs,
-    PyObject_CallOneArg, _PyBytes_Resize, list_items, raise_what_is_set, try_call, try_call_no_args,
-    try_call_one_arg, try_enter_context, try_exit_context)
+    PyObject_CallOneArg, PySys_Audit, PyUnicode_DATA, PyUnicode_DecodeFSDefault,
+    PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII, _PyBytes_Resize, list_items,
+    raise_what_is_set, try_call, try_call_no_args, try_call_one_arg, try_enter_context,
+    try_exit_context)
 
 import asyncio
 import collections
@@ -70,6 +72,7 @@ include "scheduler/loop_core.pxi"
 
 # FLOOR 3: bytes for protocols
 include "transports/watched.pxi"
+include "transports/addresses.pxi"
 include "transports/accepted.pxi"
 include "transports/transport.pxi"
 include "transports/flow_control.pxi"
@@ -78,6 +81,7 @@ include "transports/stream_reader.pxi"
 include "transports/receive.pxi"
 include "transports/send.pxi"
 include "transports/stream.pxi"
+include "transports/datagram.pxi"
 include "transports/listener.pxi"
 include "transports/stash.pxi"
 include "transports/sock_call.pxi"

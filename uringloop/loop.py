@@ -1,8 +1,8 @@
 """Loop: the engine's LoopCore over asyncio's selector loop.
 
-What is hot comes from the engine: callbacks, stream transports, sock_*. Everything else
-(create_connection, create_server, DNS, executors, TLS, subprocesses, signals, datagrams, pipes) is
-asyncio's own code, repaired in places, over our descriptors and transports. docs/compatibility.md
+What is hot comes from the engine: callbacks, transports of sockets, sock_*. Everything else
+(create_connection, create_server, DNS, executors, TLS, subprocesses, signals, pipes) is asyncio's
+own code, repaired in places, over our descriptors and transports. docs/compatibility.md
 lists each private hook that this file uses.
 """
 
@@ -22,7 +22,6 @@ from collections.abc import Callable, Coroutine
 from typing import IO, Any, TypeVar, TypeVarTuple, Unpack
 
 from . import _core, backend
-from .datagram import Address, DatagramTransport
 from .options import LoopOptions, effective_options
 from .pipes import WritePipeTransport
 from .processes import SubprocessTransport, child_watcher
@@ -45,7 +44,7 @@ class LoopStats:
     messages_copied, messages_handed_over, messages_fed: how received data reached protocols: copied
     out of a block, as the block itself, or into the buffer of a StreamReader.
     mode_switches: changes between the receive modes. bytes_received, bytes_sent: payload bytes of
-    stream transports and of sock_* on stream sockets. zerocopy_sends: requests of the option
+    transports of sockets and of sock_* on stream sockets. zerocopy_sends: requests of the option
     send_zerocopy; zerocopy_copied: those that the kernel copied all the same; zerocopy_pending:
     those whose memory it still holds, which are in flight. operations: all that is waited for,
     readiness of transports included.
@@ -202,11 +201,11 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
         return ssl_protocol._app_transport
 
     def _make_datagram_transport(self, sock: socket.socket, protocol: asyncio.BaseProtocol,
-                                 address: Address | None = None,
+                                 address: Any = None,
                                  waiter: asyncio.Future[None] | None = None,
-                                 extra: dict[str, Any] | None = None) -> DatagramTransport:
+                                 extra: dict[str, Any] | None = None) -> asyncio.DatagramTransport:
         self._ensure_fd_no_transport(sock)
-        return DatagramTransport(self, sock, protocol, address, waiter, extra)
+        return _core.make_datagram_transport(self, sock, protocol, address, waiter, extra)
 
     def _make_write_pipe_transport(self, pipe: Any, protocol: asyncio.BaseProtocol,
                                    waiter: asyncio.Future[None] | None = None,
@@ -343,7 +342,7 @@ class _Descriptors:
 class _Transports(weakref.WeakValueDictionary[int, Any]):
     """`loop._transports`: the transport that owns a descriptor.
 
-    The engine keeps its own transports; the dictionary has asyncio's (datagrams) only.
+    The engine keeps its own; the dictionary has what others make of asyncio's classes.
     """
 
     def __init__(self, loop: Loop) -> None:

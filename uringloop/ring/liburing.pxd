@@ -181,6 +181,12 @@ cdef extern from "<sys/socket.h>" nogil:
         size_t msg_controllen
         int msg_flags
 
+    struct sockaddr:
+        pass
+
+    struct sockaddr_storage:
+        unsigned short ss_family
+
     enum:
         AF_INET
         AF_INET6
@@ -199,7 +205,11 @@ cdef extern from "<sys/socket.h>" nogil:
     int accept4(int fd, void *address, void *address_size, int flags)
     ssize_t send(int fd, const void *data, size_t length, int flags)
     ssize_t sendmsg(int fd, const msghdr *message, int flags)
+    ssize_t sendto(int fd, const void *data, size_t length, int flags, const sockaddr *address,
+                   unsigned address_size)
     ssize_t recv(int fd, void *data, size_t length, int flags)
+    ssize_t recvfrom(int fd, void *data, size_t length, int flags, sockaddr *address,
+                     unsigned *address_size)
     int shutdown(int fd, int how)
     int socketpair(int domain, int kind, int protocol, int fds[2])
     int getsockopt(int fd, int level, int option, void *value, unsigned *length)
@@ -226,18 +236,26 @@ cdef extern from "<netinet/in.h>" nogil:
 
     struct sockaddr_in:
         unsigned short sin_family
-        unsigned short sin_port
+        uint16_t sin_port
         in_addr sin_addr
 
     struct sockaddr_in6:
         unsigned short sin6_family
-        unsigned short sin6_port
+        uint16_t sin6_port
         uint32_t sin6_flowinfo
         in6_addr sin6_addr
         uint32_t sin6_scope_id
 
 
 cdef extern from "<arpa/inet.h>" nogil:
-    unsigned short ntohs(unsigned short number)
+    uint16_t htons(uint16_t number)
+    uint16_t ntohs(uint16_t number)
+    uint32_t htonl(uint32_t number)
     uint32_t ntohl(uint32_t number)
     const char *inet_ntop(int family, const void *address, char *text, unsigned size)
+    int inet_pton(int family, const char *text, void *address)
+
+
+cdef extern from "<sys/un.h>" nogil:
+    struct sockaddr_un:
+        char sun_path[108]

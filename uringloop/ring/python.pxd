@@ -23,6 +23,12 @@ cdef extern from "Python.h":
     void *PyMem_RawMalloc(size_t size) nogil
     void PyMem_RawFree(void *memory) nogil
     int PyErr_CheckSignals() except -1
+    int PySys_Audit(const char *event, const char *format, ...) except -1
+    long PyLong_AsLongAndOverflow(object number, int *overflow) except? -1
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    const char *PyUnicode_DATA(object text)
+    object PyUnicode_DecodeFSDefault(const char *text)
     int PyGC_Disable()          # whether it was on; Python 3.10
     int PyGC_Enable()
 

@@ -27,20 +27,6 @@ cdef int ask_addresses(Accepted *conn, const liburing.sockaddr_in6 *remote) noex
     return 0
 
 
-cdef object address_of(const liburing.sockaddr_in6 *ipv6):
-    """An address as the socket module tells it; None if it is not known."""
-    cdef const liburing.sockaddr_in *ipv4 = <const liburing.sockaddr_in *>ipv6
-    cdef char[liburing.INET6_ADDRSTRLEN] text
-    if ipv6.sin6_family == liburing.AF_INET:
-        liburing.inet_ntop(liburing.AF_INET, &ipv4.sin_addr, text, sizeof(text))
-        return text.decode("ascii"), liburing.ntohs(ipv4.sin_port)
-    if ipv6.sin6_family == liburing.AF_INET6:
-        liburing.inet_ntop(liburing.AF_INET6, &ipv6.sin6_addr, text, sizeof(text))
-        return (text.decode("ascii"), liburing.ntohs(ipv6.sin6_port),
-                liburing.ntohl(ipv6.sin6_flowinfo), ipv6.sin6_scope_id)
-    return None
-
-
 cdef object socket_object(const Accepted *conn):
     """The socket object of a connection whose descriptor is open. It owns the descriptor."""
     sock = socket.socket(conn.family, liburing.SOCK_STREAM, conn.protocol, fileno=conn.fd)

@@ -19,6 +19,25 @@ cdef class FlowControlTransport(Transport):
     # copies the context when it starts to wait, and keeps it until all output is sent.
     cdef object writing_context
 
+    def __repr__(self):
+        info = [type(self).__name__]
+        if not self.holds_descriptor:
+            info.append("closed")
+        elif self.closing:
+            info.append("closing")
+        info.append(f"fd={self.fd}")
+        if self.loop is not None and not self.loop._closed:
+            info.append("read=polling" if self.awaits_input() else "read=idle")
+            sending = "polling" if self.awaits_output() else "idle"
+            info.append(f"write=<{sending}, bufsize={self.output_size()}>")
+        return "<{}>".format(" ".join(info))
+
+    cdef bint awaits_input(self) noexcept:
+        return False
+
+    cdef bint awaits_output(self) noexcept:
+        return False
+
     cdef Py_ssize_t output_size(self) noexcept:
         return 0
 

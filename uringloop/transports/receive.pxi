@@ -14,6 +14,8 @@ cdef enum:
     HAND_OVER_SIZE = 8192
     # A bytes object of this size stays below malloc's mmap threshold of 128 KiB.
     READ_SIZE = 120 * 1024
+    # The longest datagram that asyncio receives whole.
+    SCRATCH_SIZE = 256 * 1024
     SMALL_MESSAGE = 8192
     SMALL_RUN = 32
     # recv(2) goes into a block that stays hot, to be copied out of it, until messages are of this
@@ -459,7 +461,10 @@ cdef class Receiver(Operation):
 
 
 cdef bytes scratch_of(LoopCore loop):
-    """The block of READ_SIZE bytes that small reads of all sockets go through, so it stays hot."""
+    """The block of SCRATCH_SIZE bytes that small reads of all sockets go through, so it stays hot.
+
+    Memory is taken for what of it was ever used.
+    """
     if loop.scratch is None:
-        loop.scratch = PyBytes_FromStringAndSize(NULL, READ_SIZE)
+        loop.scratch = PyBytes_FromStringAndSize(NULL, SCRATCH_SIZE)
     return loop.scratch

@@ -22,19 +22,11 @@ cdef class StreamTransport(FlowControlTransport):
     _start_tls_compatible = True
     _sendfile_compatible = constants._SendfileMode.TRY_NATIVE
 
-    def __repr__(self):
-        info = [type(self).__name__]
-        if not self.holds_descriptor:
-            info.append("closed")
-        elif self.closing:
-            info.append("closing")
-        info.append(f"fd={self.fd}")
-        if self.loop is not None and not self.loop._closed:
-            reading = self.receiver.wanted and self.receiver.end is None
-            info.append("read=polling" if reading else "read=idle")
-            sending = "idle" if self.sender.state == IDLE else "polling"
-            info.append(f"write=<{sending}, bufsize={self.sender.size}>")
-        return "<{}>".format(" ".join(info))
+    cdef bint awaits_input(self) noexcept:
+        return self.receiver.wanted and self.receiver.end is None
+
+    cdef bint awaits_output(self) noexcept:
+        return self.sender.state != IDLE
 
     def set_protocol(self, protocol):
         """Switch to another protocol, of either kind; what arrives next goes to it."""
@@ -467,20 +459,6 @@ cdef class StreamTransport(FlowControlTransport):
         self.writing_context = None
         return 0
 
-    cdef int schedule_start(self, waiter) except -1:
-        """connection_made, then reading, then the waiter; all of them or none."""
-        cdef list handles = []
-        try:
-            handles.append(schedule(self.loop, self.protocol.connection_made, (self,)))
-            handles.append(schedule(self.loop, self._start_reading, ()))
-            if waiter is not None:
-                schedule(self.loop, futures._set_result_unless_cancelled, (waiter, None))
-        except BaseException:
-            for handle in handles:
-                handle.cancel()
-            raise
-        return 0
-
     cdef int give_up(self) except -1:
         self.receiver.transport = self.sender.transport = None      # no cycle
         return Transport.give_up(self)
@@ -502,6 +480,7 @@ cdef StreamTransport new_stream_transport(protocol):
     cdef Receiver receiver = Receiver.__new__(Receiver)
     cdef Sender sender = Sender.__new__(Sender)
     receiver.transport = sender.transport = transport
+    transport.keeps_number = True
     transport.receiver = receiver
     transport.sender = sender
     transport.high_water = 64 * 1024

@@ -52,6 +52,7 @@ cdef class Transport(Flushable):
     cdef int fd
     cdef uint64_t cookie        # of the socket; 0: the kernel gives none
     cdef bint known_socket      # awaitable.h may read its head
+    cdef bint keeps_number      # a close() of the socket by somebody else waits for the end
     cdef bint closing
     cdef bint finished
     cdef bint server_counts_transports      # Python 3.13
@@ -92,9 +93,10 @@ cdef class Transport(Flushable):
                 extra["peername"] = sock.getpeername()
             except OSError:
                 extra["peername"] = None
-        # While this count is above zero, sock.close() by somebody else does not close the
-        # descriptor, whose number would then name another file (as uvloop does it).
-        sock._io_refs += 1
+        if self.keeps_number:
+            # While this count is above zero, sock.close() by somebody else does not close the
+            # descriptor, whose number would then name another file (as uvloop does it).
+            sock._io_refs += 1
         self.sock = sock        # only now is there something to let go
         self.holds_descriptor = True
         self.known_socket = is_known_socket(sock)
@@ -129,9 +131,9 @@ cdef class Transport(Flushable):
             sock = self.socket_object()
             if sock is None:
                 sock = closed_socket_object(&self.accepted)
-            self.extra = {"peername": address_of(&self.accepted.remote),
+            self.extra = {"peername": internet_address(&self.accepted.remote),
                           "socket": trsock.TransportSocket(sock),
-                          "sockname": address_of(&self.accepted.local)}
+                          "sockname": internet_address(&self.accepted.local)}
         return self.extra
 
     cdef int attach_server(self, server) except -1:
@@ -152,9 +154,23 @@ cdef class Transport(Flushable):
             return 0
         sock = self.part_with_socket()
         self.loop.poller.disown(self.fd, self)
-        if sock is not None:
+        if sock is not None and self.keeps_number:
             sock._io_refs -= 1
         return self.detach_server()
+
+    cdef int schedule_start(self, waiter) except -1:
+        """connection_made, then reading, then the waiter; all of them or none."""
+        cdef list handles = []
+        try:
+            handles.append(schedule(self.loop, self.protocol.connection_made, (self,)))
+            handles.append(schedule(self.loop, self._start_reading, ()))
+            if waiter is not None:
+                schedule(self.loop, futures._set_result_unless_cancelled, (waiter, None))
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return 0
 
     @property
     def _loop(self):
@@ -336,7 +352,8 @@ cdef class Transport(Flushable):
             return 0
         if not is_ours and sock.fileno() == fd:
             sock.detach()
-        sock._io_refs -= 1
+        if self.keeps_number:
+            sock._io_refs -= 1
         sock.close()
         return 0
 
