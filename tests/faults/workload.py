@@ -122,6 +122,38 @@ class BufferedClient(Client, asyncio.BufferedProtocol):
         self.data_received(memoryview(self.buffer)[:count])
 
 
+class DatagramEnd(Ended, asyncio.DatagramProtocol):
+    """One end of a pair of datagram sockets. Either end is told of what may be lost."""
+
+    def __init__(self, work, told):
+        super().__init__(work)
+        self.told = told            # a queue: datagrams that came to the client, errors of both
+
+    def send(self, data):
+        try:
+            self.transport.sendto(data)
+        except OSError as exc:
+            self.error_received(exc)
+
+    def error_received(self, exc):
+        self.work.note(exc)
+        self.told.put_nowait(exc)
+
+    def connection_lost(self, exc):
+        super().connection_lost(exc)
+        self.told.put_nowait(exc or EOFError("the endpoint was closed"))
+
+
+class DatagramEcho(DatagramEnd):
+    def datagram_received(self, data, address):
+        self.send(data)
+
+
+class DatagramClient(DatagramEnd):
+    def datagram_received(self, data, address):
+        self.told.put_nowait(data)
+
+
 class Workload:
     """`await Workload(loop).run()` gives an Outcome. TLS only with (server's, client's) contexts.
 
@@ -145,7 +177,8 @@ class Workload:
     async def run(self):
         with tempfile.TemporaryDirectory() as folder:
             servers = await self.start_servers(folder)
-            clients = [self.by_streams, self.by_protocol, self.by_buffered_protocol, self.by_sock]
+            clients = [self.by_streams, self.by_protocol, self.by_buffered_protocol, self.by_sock,
+                       self.by_datagrams]
             clients += [self.by_tls] if self.contexts else []
             try:
                 await asyncio.gather(*(self.attempt(client, seed) for client in clients
@@ -284,6 +317,30 @@ class Workload:
             raise exc
         if len(protocol.got) < self.size:
             raise EOFError(f"ended after {len(protocol.got)} bytes")
+
+    async def by_datagrams(self, seed, got):
+        """One after the other; again only when an error was told."""
+        told = asyncio.Queue()
+        made, protocols = [*socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)], []
+        try:
+            for place, end in enumerate((DatagramClient, DatagramEcho)):
+                made[place], protocol = await self.loop.create_datagram_endpoint(
+                    lambda end=end: end(self, told), sock=made[place])
+                protocols.append(protocol)
+            client, echo = protocols
+            for number, data in enumerate(steps(pattern(self.size, seed))):
+                data = number.to_bytes(4, "big") + data
+                client.send(data)
+                while (answer := await told.get()) != data:
+                    if isinstance(answer, bytes):       # an older one that was sent twice
+                        continue
+                    if client.ended.done() or echo.ended.done():
+                        raise answer
+                    client.send(data)
+                got.extend(data[4:])
+        finally:
+            for each in made:
+                each.close()
 
     async def by_sock(self, seed, got):
         loop = self.loop

@@ -104,8 +104,12 @@ cdef class DatagramTransport(FlowControlTransport):
         return self.input.state != IDLE
 
     def _start_reading(self):
-        if self.is_reading():
+        if not self.is_reading():
+            return
+        try:
             self.start_receiving()
+        except (OSError, MemoryError) as exc:
+            self.fatal_error(exc, "Fatal read error on datagram transport")
 
     def is_reading(self):
         """Whether datagrams are delivered as they arrive."""
@@ -124,8 +128,8 @@ cdef class DatagramTransport(FlowControlTransport):
         """Deliver datagrams again."""
         if self.closing or not self.reading_paused:
             return
-        self.reading_paused = False
         self.start_receiving()
+        self.reading_paused = False
         if self.loop._debug:
             asyncio_logger.debug("%r resumes reading", self)
 
@@ -194,7 +198,7 @@ cdef class DatagramTransport(FlowControlTransport):
         return self.source
 
     cdef bint receive_failed(self, int error) except -1:
-        if error != EAGAIN:
+        if error != EAGAIN and error != EINTR:
             self.protocol.error_received(os_error(error))
         return False
 
