@@ -364,8 +364,9 @@ async def test_a_client_certificate_is_known_to_the_server(loop, contexts, certi
 def living():
     """The number of objects that TLS connections are made of."""
     gc.collect()
-    names = ("SSLProtocol", "_SSLProtocolTransport", "StreamTransport", "SSLObject",
-             "_SelectorSocketTransport", "TCPTransport", "Recorder", "Echo")
+    names = ("SSLProtocol", "_SSLProtocolTransport", "TlsProtocol", "TlsTransport",
+             "StreamTransport", "SSLObject", "_SelectorSocketTransport", "TCPTransport",
+             "Recorder", "Echo")
     return sum(type(thing).__name__ in names for thing in gc.get_objects())
 
 

@@ -6,8 +6,8 @@ A floor may use what stands above it on this page and nothing below; tests/test_
 """
 
 cimport cython
-from cpython.buffer cimport (PyBUF_FULL_RO, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_IsContiguous,
-                             PyBuffer_Release, PyObject_GetBuffer)
+from cpython.buffer cimport (PyBUF_FULL_RO, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo,
+                             PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.bytearray cimport (PyByteArray_AS_STRING, PyByteArray_GET_SIZE,
                                 PyByteArray_Resize)
@@ -47,6 +47,7 @@ import collections
 import inspect
 import os
 import socket
+import ssl
 import sys
 import warnings
 import weakref
@@ -82,6 +83,9 @@ include "transports/receive.pxi"
 include "transports/send.pxi"
 include "transports/stream.pxi"
 include "transports/datagram.pxi"
+include "transports/tls_records.pxi"
+include "transports/tls.pxi"
+include "transports/tls_transport.pxi"
 include "transports/listener.pxi"
 include "transports/stash.pxi"
 include "transports/sock_call.pxi"

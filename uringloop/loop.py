@@ -1,7 +1,7 @@
 """Loop: the engine's LoopCore over asyncio's selector loop.
 
-What is hot comes from the engine: callbacks, transports of sockets, sock_*. Everything else
-(create_connection, create_server, DNS, executors, TLS, subprocesses, signals, pipes) is asyncio's
+What is hot comes from the engine: callbacks, transports of sockets, TLS, sock_*. Everything else
+(create_connection, create_server, DNS, executors, subprocesses, signals, pipes) is asyncio's
 own code, repaired in places, over our descriptors and transports. docs/compatibility.md
 lists each private hook that this file uses.
 """
@@ -25,7 +25,6 @@ from . import _core, backend
 from .options import LoopOptions, effective_options
 from .pipes import WritePipeTransport
 from .processes import SubprocessTransport, child_watcher
-from .tls import SSLProtocol, checked_for_tls
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -193,12 +192,15 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
             ssl_shutdown_timeout: float | None = constants.SSL_SHUTDOWN_TIMEOUT,
     ) -> asyncio.Transport:
         self._ensure_fd_no_transport(rawsock)
-        ssl_protocol = SSLProtocol(
+        tls = _core.make_tls_protocol(
             self, protocol, sslcontext, waiter, server_side, server_hostname,
-            ssl_handshake_timeout=ssl_handshake_timeout,
-            ssl_shutdown_timeout=ssl_shutdown_timeout)
-        _core.make_stream_transport(self, rawsock, ssl_protocol, None, extra, server)
-        return ssl_protocol._app_transport
+            handshake_timeout=ssl_handshake_timeout, shutdown_timeout=ssl_shutdown_timeout)
+        try:
+            _core.make_stream_transport(self, rawsock, tls, None, extra, server)
+        except BaseException:
+            tls.transport.abort()       # nobody will ever have it to close
+            raise
+        return tls.transport
 
     def _make_datagram_transport(self, sock: socket.socket, protocol: asyncio.BaseProtocol,
                                  address: Any = None,
@@ -247,27 +249,28 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
         None if the connection was closed here before or meanwhile. A failed handshake closes it
         and raises.
         """
-        plain = checked_for_tls(transport, sslcontext)
+        plain = _checked_for_tls(transport, sslcontext)
         if plain.is_closing() and plain.get_protocol() is None:
             return None     # connection_lost() was called: nothing would end the handshake
         waiter = self.create_future()
-        ssl_protocol = SSLProtocol(
+        tls = _core.make_tls_protocol(
             self, protocol, sslcontext, waiter, server_side, server_hostname,
-            call_connection_made=False, ssl_handshake_timeout=ssl_handshake_timeout,
-            ssl_shutdown_timeout=ssl_shutdown_timeout)
-        # Nothing may reach the new protocol before its connection_made().
-        plain.pause_reading()
-        ssl_protocol.take_over(plain)
-        handles = (self.call_soon(ssl_protocol.connection_made, plain),
-                   self.call_soon(plain.resume_reading))
+            call_connection_made=False, handshake_timeout=ssl_handshake_timeout,
+            shutdown_timeout=ssl_shutdown_timeout)
+        handles = []
         try:
+            # Nothing may reach the new protocol before its connection_made().
+            plain.pause_reading()
+            tls.take_over(plain)
+            handles.append(self.call_soon(tls.connection_made, plain))
+            handles.append(self.call_soon(plain.resume_reading))
             await waiter
         except BaseException:
             plain.close()
             for handle in handles:
                 handle.cancel()
             raise
-        return ssl_protocol._app_transport
+        return tls.transport
 
     async def _sendfile_native(self, transp: Any, file: IO[bytes], offset: int,
                                count: int | None) -> int:
@@ -302,6 +305,16 @@ class Loop(_core.SockLoop, asyncio.SelectorEventLoop):
         if listener is not None:
             _core.stop_listener(listener)
         super()._stop_serving(sock)
+
+
+def _checked_for_tls(transport: Any, sslcontext: Any) -> Any:
+    """The transport, if start_tls() can use both; TypeError otherwise."""
+    if not isinstance(sslcontext, ssl.SSLContext):
+        raise TypeError("sslcontext is expected to be an instance of ssl.SSLContext, "
+                        f"got {sslcontext!r}")
+    if not getattr(transport, "_start_tls_compatible", False):
+        raise TypeError(f"transport {transport!r} is not supported by start_tls()")
+    return transport
 
 
 class _Descriptors:

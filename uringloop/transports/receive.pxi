@@ -322,6 +322,8 @@ cdef class Receiver(Operation):
         while size > 0 and not transport.closing:
             if not self.wanted:
                 return self.hold_rest(content, size)
+            if transport.tls is not None:
+                return transport.pass_to_tls(content, size)
             if not transport.buffered:
                 return transport.data_received(PyBytes_FromStringAndSize(content, size))
             try:
@@ -345,12 +347,13 @@ cdef class Receiver(Operation):
             return 0
         if self.transport.is_detached():
             return self.leave_detached()
-        if self.transport.buffered:
+        if self.transport.buffered and self.transport.tls is None:
             size = self.transport.buffer_received()
             if size > 0:
                 self.count_message(size)
             return 0
-        if self.last_size < READ_ASIDE_SIZE or self.transport.feed is not None:
+        if (self.last_size < READ_ASIDE_SIZE or self.transport.feed is not None
+                or self.transport.tls is not None):
             space = scratch_of(loop)
         else:
             space = PyBytes_FromStringAndSize(NULL, READ_SIZE)
@@ -358,6 +361,9 @@ cdef class Receiver(Operation):
                              liburing.MSG_DONTWAIT)
         if size <= 0:
             return self.read_failed(size)
+        if self.transport.tls is not None:
+            self.count_message(size)
+            return self.transport.pass_to_tls(PyBytes_AS_STRING(space), size)
         if self.transport.feed is not None and self.transport.fed(PyBytes_AS_STRING(space), size):
             loop.counters.messages_fed += 1
             return self.count_message(size)

@@ -13,6 +13,7 @@ cdef class StreamTransport(FlowControlTransport):
     cdef Sender sender
     cdef bint buffered          # the protocol is a BufferedProtocol
     cdef ReaderFeed feed        # if the protocol is asyncio's for a StreamReader
+    cdef TlsProtocol tls        # if it is the engine's for TLS
     cdef bint reading_paused
     cdef dict __dict__          # tests and tools replace write() and the like on one transport
     cdef bint eof_written
@@ -32,6 +33,7 @@ cdef class StreamTransport(FlowControlTransport):
         """Switch to another protocol, of either kind; what arrives next goes to it."""
         self.protocol = protocol
         self.buffered = isinstance(protocol, asyncio.BufferedProtocol)
+        self.tls = <TlsProtocol>protocol if type(protocol) is TlsProtocol else None
         feed = <ReaderFeed>_READER_FEED
         self.feed = feed if feed.serves(protocol) else None
 
@@ -94,6 +96,15 @@ cdef class StreamTransport(FlowControlTransport):
         except BaseException as exc:
             self.fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
         return True
+
+    cdef int pass_to_tls(self, const char *content, Py_ssize_t size) except -1:
+        try:
+            self.tls.bytes_received(content, size)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self.fatal_error(exc, "Fatal error: protocol.buffer_updated() call failed.")
+        return 0
 
     cdef int data_received(self, bytes data) except -1:
         try:
@@ -228,6 +239,15 @@ cdef class StreamTransport(FlowControlTransport):
                 return
             self.sender.append(chunk)
         self.output_queued()
+
+    cdef int write_bytes(self, bytes data) except -1:
+        """write() of bytes that are not empty, without its checks of what they are."""
+        if self.eof_written or self.empty_waiter is not None:
+            self.check_writable("write")
+        if self.is_too_late():
+            return 0
+        self.sender.append(data)
+        return self.output_queued()
 
     def writelines(self, list_of_data):
         """Send an iterable of bytes-like objects, as one write."""
