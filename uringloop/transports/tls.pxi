@@ -67,6 +67,7 @@ cdef class TlsProtocol(Flushable):
     cdef object handshake_timeout, shutdown_timeout, handshake_timer, shutdown_timer
     cdef object handshake_began
     cdef bint got_eof
+    cdef bint is_let_go         # close() was called when the transport had been closed already
     cdef int lost               # asyncio's _conn_lost; counts the writes that came too late
     # Input
     cdef bint app_reading_paused, below_reading_paused
@@ -176,6 +177,17 @@ cdef class TlsProtocol(Flushable):
         self.wake_waiter(exc)
         self.shutdown_timer = cancel_timer(self.shutdown_timer)
         self.handshake_timer = cancel_timer(self.handshake_timer)
+        if self.is_let_go:
+            self.let_go()
+
+    cdef int let_go(self) except -1:
+        """Nobody asks about the connection any more: what a protocol that keeps its transport holds
+        shall be no garbage. (asyncio's transport is of no use from here on.)"""
+        self.is_let_go = True
+        if self.lost and self.below is None:
+            self.context = self.sslobj = self.read_method = self.write_method = None
+            self.extra = {}
+        return 0
 
     cdef int wake_waiter(self, exc) except -1:
         waiter, self.waiter = self.waiter, None

@@ -59,6 +59,8 @@ cdef class TlsTransport:
         if not self.closed:
             self.closed = True
             self.tls.start_shutdown()
+        else:
+            self.tls.let_go()
 
     def abort(self):
         """Close at once: what was not sent is dropped; connection_lost(None) follows."""
