@@ -53,9 +53,9 @@ cdef class TlsProtocol(Flushable):
     cdef ReaderFeed feed
     cdef TlsProtocol inner      # the protocol is TLS itself
     # TLS
-    cdef object context, incoming, outgoing, sslobj
+    cdef object incoming, outgoing, sslobj
     cdef object take_input, give_output, read_method, write_method      # bound methods of _ssl
-    cdef bint is_direct         # of _ssl itself; else of a sub-class of SSLObject
+    cdef bint is_direct         # these are of _ssl itself, not of a sub-class of SSLObject
     cdef bint server_side
     cdef dict extra
     cdef Window window
@@ -95,7 +95,6 @@ cdef class TlsProtocol(Flushable):
 
     cdef int open(self, context, bint server_side, server_hostname) except -1:
         self.server_side = server_side
-        self.context = context
         self.extra = {"sslcontext": context}
         self.incoming = ssl.MemoryBIO()
         self.outgoing = ssl.MemoryBIO()
@@ -104,8 +103,7 @@ cdef class TlsProtocol(Flushable):
             server_hostname=server_hostname if server_hostname and not server_side else None)
         self.take_input = self.incoming.write
         self.give_output = self.outgoing.read
-        # SSLObject's methods are calls of these and nothing more.
-        self.is_direct = type(self.sslobj) is ssl.SSLObject
+        self.is_direct = is_plain(self.sslobj)
         methods = self.sslobj._sslobj if self.is_direct else self.sslobj
         self.read_method = methods.read
         self.write_method = methods.write
@@ -185,7 +183,7 @@ cdef class TlsProtocol(Flushable):
         shall be no garbage. (asyncio's transport is of no use from here on.)"""
         self.is_let_go = True
         if self.lost and self.below is None:
-            self.context = self.sslobj = self.read_method = self.write_method = None
+            self.sslobj = self.read_method = self.write_method = None
             self.extra = {}
         return 0
 
@@ -368,6 +366,8 @@ cdef class TlsProtocol(Flushable):
 
     def buffer_updated(self, nbytes):
         """So much of the buffer is filled."""
+        if self.space is None or not 0 <= nbytes <= PyByteArray_GET_SIZE(self.space):
+            raise ValueError(f"{nbytes} bytes are not what the buffer has room for")
         self.bytes_received(PyByteArray_AS_STRING(self.space), nbytes)
 
     cdef int bytes_received(self, const char *content, Py_ssize_t size) except -1:
@@ -692,18 +692,25 @@ cdef class TlsProtocol(Flushable):
         """Give the outgoing records to the transport below, unless that has paused us."""
         cdef bytes data
         if not self.below_writing_paused and self.below is not None:
-            while True:
-                # In pieces that stay below malloc's mmap threshold.
-                data = self.give_output(READ_SIZE)
-                if not data:
-                    break
+            data = self.give_output(READ_SIZE)
+            if PyBytes_GET_SIZE(data) == READ_SIZE:
+                self.send_pieces(data)
+            elif data:
                 if self.stream is not None:
                     self.stream.write_bytes(data)
                 else:
                     self.below.write(data)
-                if PyBytes_GET_SIZE(data) < READ_SIZE or self.below is None:
-                    break
         return self.control_app_writing()
+
+    cdef int send_pieces(self, bytes data) except -1:
+        """More than one piece: they stay below malloc's mmap threshold."""
+        cdef list pieces = [data]
+        while PyBytes_GET_SIZE(data) == READ_SIZE:
+            data = self.give_output(READ_SIZE)
+            if data:
+                pieces.append(data)
+        self.below.writelines(pieces)
+        return 0
 
     cdef int drop_output(self) except -1:
         self.backlog.clear()
@@ -754,6 +761,20 @@ cdef class TlsProtocol(Flushable):
         assert self.below_writing_paused
         self.below_writing_paused = False
         self.send_records()
+
+
+# An SSLObject's methods call those of the same name of _ssl and nothing more, as long as these are
+# its methods and have these names in them.
+_READ, _WRITE = ssl.SSLObject.read, ssl.SSLObject.write
+_METHODS_ARE_KNOWN = (
+    names_in(_READ) == ("_sslobj", "read") and names_in(_WRITE) == ("_sslobj", "write"))
+
+
+cdef bint is_plain(sslobj) except -1:
+    """Whether nobody sees it if _ssl is called directly."""
+    cls = type(sslobj)
+    return (_METHODS_ARE_KNOWN and cls is ssl.SSLObject and cls.read is _READ
+            and cls.write is _WRITE)
 
 
 cdef object cancel_timer(timer):
