@@ -25,7 +25,7 @@ SUBSTITUTIONS = [(re.compile(pattern), text) for pattern, text in (
     (r"\b(uringloop\.loop\.Loop|asyncio\.unix_events\._UnixSelectorEventLoop|uvloop\.Loop)\b",
      "LOOP"),
     (r"<(StreamTransport|_SelectorSocketTransport|TCPTransport|UnixTransport)\b", "<TRANSPORT"),
-    (r"\b(StreamTransport|_SelectorTransport|_SelectorSocketTransport)\._", "TRANSPORT._"),
+    (r"\b(Transport|_SelectorTransport|_SelectorSocketTransport)\._", "TRANSPORT._"),
     (r"coro=<(\w+\(\)) [^>]*>", r"coro=<\1>"),  # the collector may have closed it first
     (r" created at \S+:\d+", " created at LINE"),  # the engine has no frames
     (r"\[<FrameSummary .*?>\]", "[FRAMES]"),

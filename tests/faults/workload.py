@@ -122,6 +122,16 @@ class BufferedClient(Client, asyncio.BufferedProtocol):
         self.data_received(memoryview(self.buffer)[:count])
 
 
+def datagram_pair():
+    """Two connected sockets with names: asyncio cannot send to a peer without one."""
+    pair = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
+    for each in pair:
+        each.bind("")           # Linux chooses an abstract name
+    for each, other in (pair, pair[::-1]):
+        each.connect(other.getsockname())
+    return pair
+
+
 class DatagramEnd(Ended, asyncio.DatagramProtocol):
     """One end of a pair of datagram sockets. Either end is told of what may be lost."""
 
@@ -321,7 +331,7 @@ class Workload:
     async def by_datagrams(self, seed, got):
         """One after the other; again only when an error was told."""
         told = asyncio.Queue()
-        made, protocols = [*socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)], []
+        made, protocols = [*datagram_pair()], []
         try:
             for place, end in enumerate((DatagramClient, DatagramEcho)):
                 made[place], protocol = await self.loop.create_datagram_endpoint(
