@@ -38,8 +38,8 @@ from uringloop.ring.python cimport (
     PyErr_CheckSignals, PyGC_Disable, PyGC_Enable, PyLong_AsLongAndOverflow,
     PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs,
     PyObject_CallOneArg, PySys_Audit, PyUnicode_DATA, PyUnicode_DecodeFSDefault,
-    PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII, _PyBytes_Resize, list_items,
-    raise_what_is_set, try_call, try_call_no_args, try_call_one_arg, try_enter_context,
+    PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII, _PyBytes_Resize, forget_hash,
+    list_items, raise_what_is_set, try_call, try_call_no_args, try_call_one_arg, try_enter_context,
     try_exit_context)
 
 import asyncio
@@ -57,6 +57,7 @@ from asyncio.log import logger as asyncio_logger
 
 # FLOOR 1: the kernel
 include "ring/operation.pxi"
+include "ring/spare_bytes.pxi"
 include "ring/buffer_ring.pxi"
 include "ring/ring.pxi"
 include "ring/loan.pxi"

@@ -46,6 +46,16 @@ cdef extern from *:
     {
         return ((PyListObject *)list)->ob_item;
     }
+
+    /* For a bytes object whose content changes before anybody else sees it. */
+    #pragma GCC diagnostic push
+    #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    static inline void uringloop_forget_hash(PyObject *bytes)
+    {
+        ((PyBytesObject *)bytes)->ob_shash = -1;
+    }
+    #pragma GCC diagnostic pop
     """
     int raise_what_is_set "uringloop_raise_what_is_set"() except -1
+    void forget_hash "uringloop_forget_hash"(message) noexcept
     PyObject **list_items "uringloop_list_items"(list objects) noexcept

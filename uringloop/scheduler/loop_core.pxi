@@ -49,6 +49,7 @@ cdef class LoopCore:
     cdef bint ticking, wants_ring, dead
     cdef bint is_idle           # nothing runs in this tick
     cdef bytes scratch          # for the small recv(2) of all sockets
+    cdef SpareBytes spares      # for the messages copied out of it, or of blocks
     cdef public bint _closed, _debug, _stopping
     cdef public object _thread_id, _current_handle, _task_factory
     # Of asyncio.futures and asyncio.tasks: what a program has put there in place of their classes
@@ -66,6 +67,7 @@ cdef class LoopCore:
         self.ready = ReadyQueue()
         self.timers = TimerHeap()
         self.operations = OperationTable()
+        self.spares = SpareBytes()
         self.answers = AnswerQueue()
         self.poller = Poller(self.operations, self.answers, self.ready)
         self.waiting = Waiting()

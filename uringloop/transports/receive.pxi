@@ -269,11 +269,20 @@ cdef class Receiver(Operation):
         elif self.transport.feed is not None and self.feed_reader(block, content, size):
             pass
         elif size < HAND_OVER_SIZE:
-            loop.counters.messages_copied += 1
-            self.transport.data_received(buffers.copy(block, size))
+            self.copy_out(block, content, size)
         else:
             self.transport.data_received(buffers.hand_over(block, size))
         return 0
+
+    cdef int copy_out(self, unsigned block, const char *content, int32_t size) except -1:
+        cdef LoopCore loop = self.transport.loop
+        loop.counters.messages_copied += 1
+        try:
+            data = loop.spares.message(content, size)
+        finally:
+            loop.ring.buffers.give_back(block)
+        self.transport.data_received(data)
+        return loop.spares.take_back(data)
 
     cdef bint feed_reader(self, unsigned block, const char *content, int32_t size) except -1:
         """Try the short way into a StreamReader; the block goes back if it was taken."""
@@ -369,14 +378,15 @@ cdef class Receiver(Operation):
             return self.count_message(size)
         if space is loop.scratch:
             loop.counters.messages_copied += 1
-            data = PyBytes_FromStringAndSize(PyBytes_AS_STRING(space), size)
+            data = loop.spares.message(PyBytes_AS_STRING(space), size)
         else:
             message = <PyObject *>space
             Py_INCREF(space)
             space = None                # shrink() wants the only reference
             data = shrink(message, size)
         self.count_message(size)
-        return self.transport.data_received(data)
+        self.transport.data_received(data)
+        return loop.spares.take_back(data)
 
     cdef int count_message(self, ssize_t size) except -1:
         cdef LoopCore loop

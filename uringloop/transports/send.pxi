@@ -131,6 +131,8 @@ cdef class Sender(Operation):
             touch(self.timer.loop, self.timer)
         self.transport.loop.counters.bytes_sent += sent
         if not self.size:
+            self.transport.loop.spares.take_back(
+                <object>PyList_GET_ITEM(self.chunks, PyList_GET_SIZE(self.chunks) - 1))
             return self.forget()
         while sent:
             left = PyBytes_GET_SIZE(<object>PyList_GET_ITEM(self.chunks, self.first)) - self.offset
