@@ -1,4 +1,4 @@
-"""Messages that nobody holds are used again for others of their size: never one that somebody has."""
+"""Messages that nobody holds are used again for others of their size; those of somebody, never."""
 
 import pytest
 from helpers import Recorder, connected, pattern, two_transports, until
