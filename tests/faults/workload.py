@@ -16,6 +16,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir))      # as
 
 from helpers import assert_same, pattern, until  # noqa: E402
 
+BEGINNING = 7 * 3 * 20
 STEPS = (1, 700, 70, 3000, 20_000, 11)      # sizes of writes, in turn
 
 
@@ -82,11 +83,17 @@ class BufferedEcho(Ended, asyncio.BufferedProtocol):
 
 
 class Client(Ended, asyncio.Protocol):
-    """Sends its pattern, some of it in several chunks at once, and collects what comes back."""
+    """Sends its pattern and collects what comes back.
+
+    The beginning leaves in three small chunks at once, again and again, so that there is a SENDMSG
+    for each fault to meet; the rest as fast as it can.
+    """
 
     def __init__(self, work, seed, got):
         super().__init__(work)
-        self.rest = list(steps(pattern(work.size, seed)))[::-1]
+        data = pattern(work.size, seed)
+        self.small = [data[start:start + 7] for start in range(0, BEGINNING, 7)][::-1]
+        self.rest = list(steps(data[BEGINNING:]))[::-1]
         self.got = got
 
     def connection_made(self, transport):
@@ -95,6 +102,10 @@ class Client(Ended, asyncio.Protocol):
         self.go_on()
 
     def go_on(self):
+        if self.small:
+            for _ in range(3):
+                self.transport.write(self.small.pop())
+            return
         while self.rest and not self.paused and not self.transport.is_closing():
             self.transport.write(self.rest.pop())
             if len(self.rest) > 4:
@@ -111,6 +122,8 @@ class Client(Ended, asyncio.Protocol):
         self.got += data
         if len(self.got) >= self.work.size:
             self.transport.close()
+        elif not self.transport.is_closing():
+            self.go_on()
 
 
 class BufferedClient(Client, asyncio.BufferedProtocol):
