@@ -2,6 +2,12 @@
 #
 # Owner: the application, and the TlsProtocol until the connection is lost.
 
+class SSLTransportType(transports._FlowControlMixin, asyncio.Transport):
+    """What isinstance() sees. Programs look for "ssl" in the name of a transport's class."""
+
+    __slots__ = ()
+
+
 @cython.final
 cdef class TlsTransport:
     cdef TlsProtocol tls
@@ -19,7 +25,7 @@ cdef class TlsTransport:
 
     @property
     def __class__(self):
-        return StreamTransportType
+        return SSLTransportType
 
     def __dir__(self):
         return sorted({*dir(type(self)), *getattr(self, "__dict__", ())})
