@@ -160,7 +160,7 @@ async def test_the_deadline_is_a_period_after_the_last_data(loop):
         loop.call_at(first.when(), lambda: deadlines.append(timers(loop)[0].when()))
         await until(lambda: noted and deadlines)
         assert deadlines[0] + RESOLUTION >= protocol.received_at + SHORT
-        assert deadlines[0] - RESOLUTION <= noted[0] + SHORT
+        assert deadlines[0] < noted[0] + 2 * SHORT      # not one period more
 
 
 async def test_what_came_while_another_callback_ran_counts(loop):
