@@ -214,7 +214,7 @@ def test_a_missing_row_is_appended(document):
     shorter = "\n".join(
         line for line in document.splitlines() if not line.startswith("| `call_soon()`"))
     (added,) = set(with_code_columns(shorter).splitlines()) - set(document.splitlines())
-    assert added == "| `call_soon()` | `loop_core.pxi` | TODO |"
+    assert added == "| `call_soon()` | `callbacks.pxi` | TODO |"
 
 
 def test_links_inside_the_document_lead_somewhere(document):

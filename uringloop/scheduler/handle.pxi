@@ -9,7 +9,7 @@ _DESCRIBE_TAKES_DEBUG = (
     "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
 
 
-cdef class LoopCore
+cdef class CallbackLoop
 
 
 cdef inline PyObject *call(callback, tuple args) noexcept:
@@ -28,7 +28,7 @@ cdef class Handle:
     cdef object callback
     cdef tuple args
     cdef object context
-    cdef LoopCore loop
+    cdef CallbackLoop loop
     cdef object source_traceback
     cdef object representation
     cdef bint is_cancelled

@@ -1,4 +1,4 @@
-# LoopCore: the ready queue, the timers and the tick.
+# LoopCore: the tick, and the life of a loop.
 #
 # One tick, in the order of asyncio's iteration, so that what was ready first runs first:
 #   1. collect: completions and readiness go into the answer queue, readers' handles into the ready
@@ -33,12 +33,9 @@ cdef class Touchable:
     cdef Touchable next_touched
 
 
-cdef class LoopCore:
-    cdef ReadyQueue ready
-    cdef TimerHeap timers
+cdef class LoopCore(CallbackLoop):
     cdef OperationTable operations
     cdef AnswerQueue answers
-    cdef Poller poller
     cdef Waiting waiting
     cdef Ring ring
     cdef Counters counters
@@ -50,12 +47,6 @@ cdef class LoopCore:
     cdef bint is_idle           # nothing runs in this tick
     cdef bytes scratch          # for the small recv(2) of all sockets
     cdef SpareBytes spares      # for the messages copied out of it, or of blocks
-    cdef public bint _closed, _debug, _stopping
-    cdef public object _thread_id, _current_handle, _task_factory
-    # Of asyncio.futures and asyncio.tasks: what a program has put there in place of their classes
-    # is used, as by asyncio.
-    cdef dict futures_names, tasks_names
-    cdef dict kept_loop_keyword
     cdef str _backend, _backend_reason
     cdef object warn
     cdef unsigned ring_entries, recv_buffers
@@ -64,22 +55,16 @@ cdef class LoopCore:
     cdef uint16_t zerocopy_flags
 
     def __cinit__(self, *args, **kwargs):
-        self.ready = ReadyQueue()
-        self.timers = TimerHeap()
         self.operations = OperationTable()
         self.spares = SpareBytes()
         self.answers = AnswerQueue()
         self.poller = Poller(self.operations, self.answers, self.ready)
         self.waiting = Waiting()
-        self.futures_names = vars(futures)
-        self.tasks_names = vars(tasks)
         # Kept, because a transport may be finalized when the module's names are gone already.
         self.warn = warnings.warn
         self._backend = "epoll"
         self._backend_reason = ""
         self.zerocopy_size = PY_SSIZE_T_MAX
-        # Until __init__ has run: __del__ must not warn about a loop that was never made.
-        self._closed = True
 
     def _configure(self, str backend, str reason, options):
         """What Loop.__init__ decided; the ring itself is made by the thread that first runs."""
@@ -106,173 +91,36 @@ cdef class LoopCore:
         """Why the loop has this backend."""
         return self._backend_reason
 
-    # --- callbacks ---------------------------------------------------------------------------
-
-    cdef inline int check_open(self) except -1:
-        if self._closed:
-            raise RuntimeError("Event loop is closed")
-        return 0
-
-    def _check_closed(self):
-        self.check_open()
-
-    def is_closed(self):
-        """Whether close() was called."""
-        return self._closed
-
-    def is_running(self):
-        """Whether run_forever() or run_until_complete() is executing."""
-        return self._thread_id is not None
-
-    def get_debug(self):
-        """Whether debug mode is on."""
-        return self._debug
-
-    def time(self):
-        """Seconds of CLOCK_MONOTONIC, read now, with nanosecond resolution."""
-        return <double>liburing.monotonic_ns() / 1e9
-
-    # --- futures and tasks -------------------------------------------------------------------
-
-    cdef inline dict loop_keyword(self):
-        """{"loop": self}, which calls may share: they read it."""
-        if self.kept_loop_keyword is not None:
-            return self.kept_loop_keyword
-        made = {"loop": self}
-        if not self._closed:
-            self.kept_loop_keyword = made       # a cycle, until close()
-        return made
-
-    def create_future(self):
-        """A new asyncio.Future of this loop."""
-        keyword = self.loop_keyword()
-        return PyObject_Call(self.futures_names["Future"], (), <PyObject *>keyword)
-
-    def create_task(self, coro, **kwargs):
-        """A new asyncio.Task that runs a coroutine; with a task factory, what that makes of it.
-
-        name and context as for asyncio.create_task().
-        """
-        self.check_open()
-        if (self._debug or self._task_factory is not None
-                or len(kwargs) != ("name" in kwargs) + ("context" in kwargs)):
-            return asyncio.BaseEventLoop.create_task(self, coro, **kwargs)
-        if kwargs:
-            kwargs["loop"] = self
-        else:
-            kwargs = self.loop_keyword()
-        return PyObject_Call(self.tasks_names["Task"], (coro,), <PyObject *>kwargs)
-
-    cdef int check_debug(self, callback, str method) except -1:
-        self._check_thread()
-        self._check_callback(callback, method)
-        return 0
-
-    cdef inline Handle make_handle(self, callback, tuple args, context):
-        handle = <Handle>Handle.__new__(Handle)
-        handle.callback = callback
-        handle.args = args
-        handle.loop = self
-        handle.context = PyContext_CopyCurrent() if context is None else context
-        if self._debug:
-            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
-        return handle
-
-    def call_soon(self, callback, *args, context=None):
-        """Run the callback in the next iteration, in the order of the calls."""
-        self.check_open()
-        if self._debug:
-            self.check_debug(callback, "call_soon")
-        handle = self.make_handle(callback, args, context)
-        self.ready.push(handle)
-        return handle
-
-    def call_soon_threadsafe(self, callback, *args, context=None):
-        """call_soon() for other threads and signal handlers; wakes the loop if it waits."""
-        self.check_open()
-        if self._debug:
-            self._check_callback(callback, "call_soon_threadsafe")
-        handle = self.make_handle(callback, args, context)
-        self.ready.push(handle)
-        self.poller.wake()
-        return handle
-
-    cdef TimerHandle make_timer(self, double deadline, callback, tuple args, context):
-        handle = <TimerHandle>TimerHandle.__new__(TimerHandle)
-        handle.callback = callback
-        handle.args = args
-        handle.loop = self
-        handle.context = PyContext_CopyCurrent() if context is None else context
-        if self._debug:
-            handle.source_traceback = format_helpers.extract_stack(sys._getframe(0))
-        handle.deadline = deadline
-        handle.deadline_ns = deadline_to_ns(deadline)
-        handle.heap_index = -1
-        self.timers.push(handle)
-        return handle
-
-    def call_later(self, delay, callback, *args, context=None):
-        """Run the callback after `delay` seconds, never earlier. Returns a TimerHandle."""
-        if delay is None:
-            raise TypeError("delay must not be None")
-        cdef double seconds = delay
-        self.check_open()
-        if self._debug:
-            self.check_debug(callback, "call_at")   # the method that asyncio names
-        return self.make_timer(<double>liburing.monotonic_ns() / 1e9 + seconds,
-                               callback, args, context)
-
-    def call_at(self, when, callback, *args, context=None):
-        """Run the callback when loop.time() reaches `when` seconds. Returns a TimerHandle."""
-        if when is None:
-            raise TypeError("when cannot be None")
-        self.check_open()
-        if self._debug:
-            self.check_debug(callback, "call_at")
-        return self.make_timer(deadline_of(when), callback, args, context)
-
-    def _add_callback(self, handle):
-        # asyncio's signal handling queues an asyncio.Handle of its own.
-        if isinstance(<object>handle, asyncio.Handle) and not handle._cancelled:
-            self.ready.push(self.make_handle(_run_unless_cancelled, (handle,), None))
-
-    def _write_to_self(self):
-        self.poller.wake()
-
-    def stop(self):
-        """Leave run_forever() at the end of the current iteration."""
-        self._stopping = True
-
     # --- descriptors -------------------------------------------------------------------------
 
     def _add_reader(self, fd, callback, *args):
         cdef int number = self.descriptor_to_watch(fd)
         handle = self.make_handle(callback, args, None)
         self.poller.set_reader(number, handle)
-        self.remember_file(number, fd)
+        self.poller.remember_file(number, fd)
         return handle
 
     def _add_writer(self, fd, callback, *args):
         cdef int number = self.descriptor_to_watch(fd)
         handle = self.make_handle(callback, args, None)
         self.poller.set_writer(number, handle)
-        self.remember_file(number, fd)
+        self.poller.remember_file(number, fd)
         return handle
 
     def _remove_reader(self, fd):
         if self._closed:
             return False
-        cdef int number = self.find_descriptor(fd)
+        cdef int number = self.poller.find_descriptor(fd)
         cdef bint had = self.poller.clear_reader(number)
-        self.forget_file(number)
+        self.poller.forget_file(number)
         return had
 
     def _remove_writer(self, fd):
         if self._closed:
             return False
-        cdef int number = self.find_descriptor(fd)
+        cdef int number = self.poller.find_descriptor(fd)
         cdef bint had = self.poller.clear_writer(number)
-        self.forget_file(number)
+        self.poller.forget_file(number)
         return had
 
     cdef int descriptor_to_watch(self, fd) except -1:
@@ -281,28 +129,6 @@ cdef class LoopCore:
         number = descriptor_of(fd)
         self.check_open()       # a fileno() of the user's may have closed the loop
         return number
-
-    cdef int remember_file(self, int number, fd) except -1:
-        """Know a watched file object again: it may be closed by the time it is removed."""
-        if not isinstance(fd, int):
-            self.poller.file_objects[number] = fd
-        return 0
-
-    cdef int forget_file(self, int number) except -1:
-        if self.poller.file_objects and 0 <= number < self.poller.capacity:
-            if not self.poller.watches[number].mask:
-                self.poller.file_objects.pop(number, None)
-        return 0
-
-    cdef int find_descriptor(self, fd) except -2:
-        """The number to remove: that of a closed file object is remembered, as in selectors."""
-        cdef object number = descriptor_number(fd)
-        if number >= 0:
-            return number if number <= INT_MAX else -1
-        for known, file_object in self.poller.file_objects.items():
-            if file_object is fd:
-                return known
-        return -1           # asyncio raises here: Server.close() fails if its socket was closed
 
     def _watched(self, int fd):
         """(mask, reader, writer) of a descriptor as epoll knows it, or None."""
@@ -730,50 +556,3 @@ cdef inline void touch(LoopCore loop, Touchable item) noexcept:
         item.touched_ns = 0
         item.next_touched = loop.touched
         loop.touched = item
-
-
-cdef object descriptor_number(fd):
-    """The number of a descriptor or file object, an int of any size; -1 for one that is closed."""
-    number = fd
-    if not isinstance(number, int):
-        try:
-            number = int(fd.fileno())
-        except (AttributeError, TypeError, ValueError):
-            raise ValueError(f"Invalid file object: {fd!r}") from None
-    # A sub-class is not asked what it is.
-    return number if type(number) is int else int.__index__(number)
-
-
-cdef int descriptor_of(fd) except -1:
-    """The number of a descriptor or open file object; errors as selectors and epoll raise them."""
-    cdef object number = descriptor_number(fd)
-    if number < 0:
-        raise ValueError(f"Invalid file descriptor: {fd!r}")
-    if number > INT_MAX:
-        raise OverflowError("file descriptor is greater than maximum")
-    return number
-
-
-def _run_unless_cancelled(handle):
-    if not handle._cancelled:
-        handle._run()
-
-
-cdef double deadline_of(when) except? -1:
-    """A time as a double. An int that is none is as good as never, or as now."""
-    try:
-        return when
-    except OverflowError:
-        return float("inf") if when > 0 else float("-inf")
-
-
-cdef int64_t deadline_to_ns(double seconds) noexcept:
-    """Nanoseconds, rounded up so that no timer is early; out of range means never (or now)."""
-    if not seconds < 9e9:       # NaN compares false, and is due at once as in asyncio
-        return INT64_MAX if seconds >= 9e9 else 0
-    if seconds <= 0:
-        return 0
-    cdef int64_t deadline_ns = <int64_t>ceil(seconds * 1e9)
-    if <double>deadline_ns / 1e9 < seconds:
-        deadline_ns += 1        # loop.time() is a rounded number too
-    return deadline_ns

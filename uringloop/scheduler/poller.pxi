@@ -297,6 +297,28 @@ cdef class Poller:
         self.remove(fd, liburing.EPOLLOUT)
         return self.drop_writer(fd)
 
+    cdef int remember_file(self, int number, fd) except -1:
+        """Know a watched file object again: it may be closed by the time it is removed."""
+        if not isinstance(fd, int):
+            self.file_objects[number] = fd
+        return 0
+
+    cdef int forget_file(self, int number) except -1:
+        if self.file_objects and 0 <= number < self.capacity:
+            if not self.watches[number].mask:
+                self.file_objects.pop(number, None)
+        return 0
+
+    cdef int find_descriptor(self, fd) except -2:
+        """The number to remove: that of a closed file object is remembered, as in selectors."""
+        cdef object number = descriptor_number(fd)
+        if number >= 0:
+            return number if number <= INT_MAX else -1
+        for known, file_object in self.file_objects.items():
+            if file_object is fd:
+                return known
+        return -1           # asyncio raises here: Server.close() fails if its socket was closed
+
     cdef int own(self, int fd, object owner) except -1:
         """The descriptor belongs to a transport, which disowns it before it is freed."""
         if fd >= self.capacity:
@@ -411,3 +433,25 @@ cdef class Poller:
         self.watched = 0
         self.abandon()
         return 0
+
+
+cdef object descriptor_number(fd):
+    """The number of a descriptor or file object, an int of any size; -1 for one that is closed."""
+    number = fd
+    if not isinstance(number, int):
+        try:
+            number = int(fd.fileno())
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(f"Invalid file object: {fd!r}") from None
+    # A sub-class is not asked what it is.
+    return number if type(number) is int else int.__index__(number)
+
+
+cdef int descriptor_of(fd) except -1:
+    """The number of a descriptor or open file object; errors as selectors and epoll raise them."""
+    cdef object number = descriptor_number(fd)
+    if number < 0:
+        raise ValueError(f"Invalid file descriptor: {fd!r}")
+    if number > INT_MAX:
+        raise OverflowError("file descriptor is greater than maximum")
+    return number

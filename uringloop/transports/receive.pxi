@@ -433,7 +433,7 @@ cdef class Receiver(Operation):
     cdef int schedule_delivery(self) except -1:
         if not self.delivery_scheduled:
             try:
-                schedule(self.transport.loop, self._deliver_held, ())
+                self.transport.loop.schedule(self._deliver_held, (), None)
             except MemoryError as exc:
                 return self.failed(exc)
             self.delivery_scheduled = True

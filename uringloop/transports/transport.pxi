@@ -30,16 +30,6 @@ _KNOWN = frozenset(("peername", "socket", "sockname"))
 _BY_THE_LOOP = object()
 
 
-cdef Handle schedule(LoopCore loop, callback, tuple args):
-    """loop.call_soon(), for callbacks of the engine's own."""
-    loop.check_open()
-    if loop._debug:
-        loop.check_debug(callback, "call_soon")
-    handle = loop.make_handle(callback, args, None)
-    loop.ready.push(handle)
-    return handle
-
-
 cdef class Transport(Flushable):
     """What stream transports share; sub-classes know how bytes move."""
     cdef LoopCore loop
@@ -162,10 +152,10 @@ cdef class Transport(Flushable):
         """connection_made, then reading, then the waiter; all of them or none."""
         cdef list handles = []
         try:
-            handles.append(schedule(self.loop, self.protocol.connection_made, (self,)))
-            handles.append(schedule(self.loop, self._start_reading, ()))
+            handles.append(self.loop.schedule(self.protocol.connection_made, (self,), None))
+            handles.append(self.loop.schedule(self._start_reading, (), None))
             if waiter is not None:
-                schedule(self.loop, futures._set_result_unless_cancelled, (waiter, None))
+                self.loop.schedule(futures._set_result_unless_cancelled, (waiter, None), None)
         except BaseException:
             for handle in handles:
                 handle.cancel()
@@ -272,7 +262,7 @@ cdef class Transport(Flushable):
         """Schedule connection_lost; only ever once."""
         self.lost += 1
         try:
-            schedule(self.loop, self._call_connection_lost, (exc,))
+            self.loop.schedule(self._call_connection_lost, (exc,), None)
         except MemoryError:
             self.lost_with = exc            # out of the flush, which needs no memory
             self.must_be_told = True
