@@ -310,6 +310,42 @@ async def test_a_sub_class_of_sslobject_sees_what_it_overrides(loop, contexts):
         assert {"read", "write"} == set(calls)
 
 
+class TooMuch(ssl.SSLObject):
+    def read(self, *args):
+        return super().read(*args) + bytes(1 << 20)
+
+
+class NoBytes(ssl.SSLObject):
+    def read(self, *args):
+        super().read(*args)
+        return 12345
+
+
+class TooFar(ssl.SSLObject):
+    def write(self, data):
+        return super().write(data) + (1 << 20)
+
+
+class Backwards(ssl.SSLObject):
+    def write(self, data):
+        super().write(data)
+        return -(1 << 20)
+
+
+@pytest.mark.parametrize("kind", [TooMuch, NoBytes, TooFar, Backwards])
+async def test_a_sub_class_that_answers_nonsense_ends_its_connection(
+        loop, loop_kind, contexts, errors, kind):
+    if loop_kind in ("asyncio", "uvloop"):
+        pytest.skip("which pass it on, or repeat it for ever")
+    contexts[1].sslobject_class = kind
+    async with tls_connected(contexts) as (transport, protocol, peer):
+        transport.write(bytes(50_000))
+        if "read" in vars(kind):
+            await in_thread(peer.sendall, b"x")
+        assert isinstance(await protocol.lost(), (ValueError, TypeError))
+    assert [type(context["exception"]) for context in errors] == [type(protocol.lost_with[0])]
+
+
 class Through(asyncio.Transport):
     """Somebody's own transport over another, with no more than start_tls() asks for."""
 

@@ -1,13 +1,13 @@
-# TlsProtocol: TLS over a stream transport, by a pair of memory BIOs and an SSLObject.
+# TlsProtocol: TLS over a stream transport, by a TlsCodec: states, flow control, protocols.
 #
 # To the transport below it is the protocol; a StreamTransport and another TlsProtocol (TLS in TLS)
 # give it the bytes where they are, any other transport uses it as a BufferedProtocol. The
 # application's protocol talks to the TlsTransport above. States and their order are those of
 # asyncio's SSLProtocol, and so is whatever a protocol can see of them.
 #
-# In: bytes -> the incoming BIO -> one or more SSL_read, as many as there are whole records -> one
-# message. Out: what is written in a tick is encrypted together at its end, and leaves with what the
-# other transports send; a large write, and any that has to wait, is encrypted at once.
+# In: all records that came whole make one message. Out: what is written in a tick is encrypted
+# together at its end, and leaves with what the other transports send; a large write, and any that
+# has to wait, is encrypted at once.
 #
 # Owner: the transport below holds the TlsProtocol, and that the TlsTransport until the connection
 # is lost.
@@ -31,8 +31,6 @@ cdef enum:
     # Of input that is left when all records are decrypted: the beginning of the next.
     PART_OF_RECORD = 32768
 
-_TRY_AGAIN = (ssl.SSLWantReadError, ssl.SSLSyscallError)
-
 
 class TlsProtocolType(asyncio.BufferedProtocol):
     """What a TlsProtocol answers isinstance() with."""
@@ -52,16 +50,9 @@ cdef class TlsProtocol(Flushable):
     cdef bint app_is_buffered
     cdef ReaderFeed feed
     cdef TlsProtocol inner      # the protocol is TLS itself
-    # TLS
-    cdef object incoming, outgoing, sslobj
-    cdef object take_input, give_output, read_method, write_method      # bound methods of _ssl
-    cdef bint is_direct         # these are of _ssl itself, not of a sub-class of SSLObject
+    cdef TlsCodec codec
     cdef bint server_side
     cdef dict extra
-    cdef Window window
-    cdef RecordCounter records
-    cdef bint has_rest          # the last SSL_read filled its room: there may be more of the record
-    cdef bint peer_closed       # close_notify was read
     cdef TlsState state
     cdef AppState app_state
     cdef object handshake_timeout, shutdown_timeout, handshake_timer, shutdown_timer
@@ -85,29 +76,12 @@ cdef class TlsProtocol(Flushable):
     def __cinit__(self, maker=None):
         if maker is not _BY_THE_LOOP:
             raise TypeError("TLS is made by the event loop")
-        self.window = Window.__new__(Window)
-        self.records = RecordCounter.__new__(RecordCounter)
+        self.codec = TlsCodec.__new__(TlsCodec)
         self.backlog = []
 
     @property
     def __class__(self):
         return TlsProtocolType
-
-    cdef int open(self, context, bint server_side, server_hostname) except -1:
-        self.server_side = server_side
-        self.extra = {"sslcontext": context}
-        self.incoming = ssl.MemoryBIO()
-        self.outgoing = ssl.MemoryBIO()
-        self.sslobj = context.wrap_bio(
-            self.incoming, self.outgoing, server_side=server_side,
-            server_hostname=server_hostname if server_hostname and not server_side else None)
-        self.take_input = self.incoming.write
-        self.give_output = self.outgoing.read
-        self.is_direct = is_plain(self.sslobj)
-        methods = self.sslobj._sslobj if self.is_direct else self.sslobj
-        self.read_method = methods.read
-        self.write_method = methods.write
-        return 0
 
     cdef int set_app(self, protocol) except -1:
         self.app = protocol
@@ -143,7 +117,7 @@ cdef class TlsProtocol(Flushable):
     cdef int take_from_reader(self, reader) except -1:
         if reader is not None and reader._buffer:
             received = bytes(reader._buffer)
-            self.add_input(PyBytes_AS_STRING(received), PyBytes_GET_SIZE(received))
+            self.codec.add_input(PyBytes_AS_STRING(received), PyBytes_GET_SIZE(received))
             reader._buffer.clear()
             reader._paused = False      # as the transport, from now on
         return 0
@@ -183,7 +157,7 @@ cdef class TlsProtocol(Flushable):
         shall be no garbage. (asyncio's transport is of no use from here on.)"""
         self.is_let_go = True
         if self.lost and self.below is None:
-            self.sslobj = self.read_method = self.write_method = None
+            self.codec.let_go()
             self.extra = {}
         return 0
 
@@ -235,7 +209,7 @@ cdef class TlsProtocol(Flushable):
 
     cdef int do_handshake(self) except -1:
         try:
-            self.sslobj.do_handshake()
+            self.codec.sslobj.do_handshake()
         except _TRY_AGAIN:
             return self.send_records()
         except ssl.SSLError as exc:
@@ -255,14 +229,14 @@ cdef class TlsProtocol(Flushable):
             if self.state != HANDSHAKING:
                 raise RuntimeError("the connection was aborted in the handshake")
             self.state = WRAPPED
-            certificate = self.sslobj.getpeercert()
+            certificate = self.codec.sslobj.getpeercert()
         except Exception as exc:
             return self.handshake_failed(exc)
         if self.loop._debug:
             asyncio_logger.debug("%r: SSL handshake took %.1f ms", self,
                                  (self.loop.time() - self.handshake_began) * 1e3)
-        self.extra.update(peercert=certificate, cipher=self.sslobj.cipher(),
-                          compression=self.sslobj.compression(), ssl_object=self.sslobj)
+        self.extra.update(peercert=certificate, cipher=self.codec.sslobj.cipher(),
+                          compression=self.codec.sslobj.compression(), ssl_object=self.codec.sslobj)
         if self.app_state == APP_NEW:
             self.app_state = APP_CONNECTED
             self.app.connection_made(self.transport)
@@ -302,7 +276,7 @@ cdef class TlsProtocol(Flushable):
     cdef int do_shutdown(self) except -1:
         try:
             if not self.got_eof:
-                self.sslobj.unwrap()
+                self.codec.sslobj.unwrap()
         except _TRY_AGAIN:
             return self.send_records()
         except ssl.SSLError as exc:
@@ -372,7 +346,7 @@ cdef class TlsProtocol(Flushable):
 
     cdef int bytes_received(self, const char *content, Py_ssize_t size) except -1:
         """Ciphertext, which is copied before anything else happens."""
-        self.add_input(content, size)
+        self.codec.add_input(content, size)
         if self.state == WRAPPED:
             return self.read_records()
         if self.state == HANDSHAKING:
@@ -382,17 +356,6 @@ cdef class TlsProtocol(Flushable):
         if self.state == SHUTTING_DOWN:
             return self.do_shutdown()
         return 0
-
-    cdef int add_input(self, const char *content, Py_ssize_t size) except -1:
-        self.window.start = <void *>content
-        self.window.size = size
-        self.take_input(self.window)
-        self.records.add(content, size)
-        return 0
-
-    cdef bint has_input(self) noexcept:
-        """Whether SSL_read may give data, or an error."""
-        return self.records.whole > 0 or self.has_rest
 
     cdef int read_records(self) except -1:
         """Deliver what can be decrypted, then send what that made necessary."""
@@ -417,34 +380,25 @@ cdef class TlsProtocol(Flushable):
         """Decrypt and deliver until nothing is left, or the protocol paused or closed."""
         cdef Py_ssize_t room, size
         cdef PyObject *message
-        while (self.has_input() and not self.app_reading_paused
+        while (self.codec.has_input() and not self.app_reading_paused
                and self.state in (WRAPPED, FLUSHING)):
-            room = self.room_wanted()
+            room = self.codec.room_wanted()
             if self.feed is not None or self.inner is not None or room >= READ_SIZE:
                 space = scratch_of(self.loop)
-                size = self.decrypt(PyBytes_AS_STRING(space), READ_SIZE)
+                size = self.codec.decrypt(PyBytes_AS_STRING(space), READ_SIZE)
                 if size:
                     self.deliver_scratch(PyBytes_AS_STRING(space), size)
             else:
                 space = PyBytes_FromStringAndSize(NULL, room)
-                size = self.decrypt(PyBytes_AS_STRING(space), room)
+                size = self.codec.decrypt(PyBytes_AS_STRING(space), room)
                 if size:
                     message = <PyObject *>space
                     Py_INCREF(space)
                     space = None                # shrink() wants the only reference
                     self.app.data_received(shrink(message, size))
-            if self.peer_closed:
+            if self.codec.peer_closed:
                 return self.end_of_input()
         return 0
-
-    cdef Py_ssize_t room_wanted(self) except -1:
-        """Room enough for what can be decrypted; READ_SIZE if it may be more."""
-        cdef Py_ssize_t room = self.records.size
-        if self.records.unknown:
-            room = self.input_size()
-        if self.has_rest or self.records.unknown or not room:
-            room += LARGEST_RECORD
-        return min(room, READ_SIZE)
 
     cdef int deliver_scratch(self, const char *content, Py_ssize_t size) except -1:
         if self.inner is not None:
@@ -459,9 +413,9 @@ cdef class TlsProtocol(Flushable):
         """Decrypt into one buffer of a BufferedProtocol; when it gets full, go on soon."""
         cdef Py_buffer view
         cdef Py_ssize_t size = 0
-        if not self.has_input():
+        if not self.codec.has_input():
             return 0
-        buffer = self.app_get_buffer(self.input_size())
+        buffer = self.app_get_buffer(self.codec.input_size())
         try:
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
         except BufferError:
@@ -469,16 +423,16 @@ cdef class TlsProtocol(Flushable):
                             f"not {type(buffer).__name__}") from None
         try:
             if view.len:
-                size = self.decrypt(<char *>view.buf, view.len)
+                size = self.codec.decrypt(<char *>view.buf, view.len)
             else:
-                self.peer_closed = True     # asyncio takes it for the end
+                self.codec.peer_closed = True     # asyncio takes it for the end
         finally:
             PyBuffer_Release(&view)
-        if size and self.has_input() and not self.peer_closed:
+        if size and self.codec.has_input() and not self.codec.peer_closed:
             self.loop.call_soon(self._read_on)
         if size:
             self.app_buffer_updated(size)
-        return self.end_of_input() if self.peer_closed else 0
+        return self.end_of_input() if self.codec.peer_closed else 0
 
     def _read_on(self):
         self.read_records()
@@ -487,37 +441,6 @@ cdef class TlsProtocol(Flushable):
         """close_notify: the peer sends nothing more."""
         self.call_eof_received()
         return self.start_shutdown()
-
-    cdef Py_ssize_t decrypt(self, char *space, Py_ssize_t room) except -1:
-        """Decrypt into the room as much as there is. Returns the bytes."""
-        cdef Py_ssize_t filled = 0, count
-        while filled < room and self.has_input():
-            try:
-                count = self.read(space + filled, room - filled)
-            except _TRY_AGAIN:
-                self.records.take_all()
-                self.has_rest = False
-                break
-            if count == 0:
-                self.peer_closed = True
-                self.records.take_all()
-                self.has_rest = False
-                break
-            filled += count
-            self.has_rest = filled == room
-            if not self.has_rest:
-                self.records.take_one()
-        return filled
-
-    cdef inline Py_ssize_t read(self, char *space, Py_ssize_t room) except -1:
-        """One SSL_read."""
-        if self.is_direct:
-            self.window.start = space
-            self.window.size = room
-            return self.read_method(room, self.window)
-        data = self.read_method(room)
-        memcpy(space, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-        return PyBytes_GET_SIZE(data)
 
     cdef int resume_app_reading(self) except -1:
         if self.app_reading_paused:
@@ -533,18 +456,15 @@ cdef class TlsProtocol(Flushable):
         elif self.state == SHUTTING_DOWN:
             self.do_shutdown()
 
-    cdef Py_ssize_t input_size(self) except -1:
-        return self.incoming.pending
-
     cdef int control_input(self) except -1:
         """Pause the transport below when too much waits here, and resume it."""
         cdef Py_ssize_t size
         if (self.read_high > PART_OF_RECORD and not self.app_reading_paused
-                and not self.below_reading_paused and not self.has_input()):
+                and not self.below_reading_paused and not self.codec.has_input()):
             return 0            # not more than a part of a record
         if self.below is None:
             return 0
-        size = self.input_size()
+        size = self.codec.input_size()
         if size >= self.read_high and not self.below_reading_paused:
             self.below_reading_paused = True
             self.below.pause_reading()
@@ -638,7 +558,7 @@ cdef class TlsProtocol(Flushable):
             PyObject_GetBuffer(data, &view, PyBUF_FULL_RO)
             try:
                 if PyBuffer_IsContiguous(&view, b"C"):
-                    done = self.encrypt(<const char *>view.buf, view.len)
+                    done = self.codec.encrypt(<const char *>view.buf, view.len)
                     if done < view.len:
                         self.append(PyBytes_FromStringAndSize(
                             <const char *>view.buf + done, view.len - done))
@@ -663,7 +583,7 @@ cdef class TlsProtocol(Flushable):
         while self.backlog:
             data = self.backlog[0]
             left = PyBytes_GET_SIZE(data) - self.backlog_offset
-            done = self.encrypt(PyBytes_AS_STRING(data) + self.backlog_offset, left)
+            done = self.codec.encrypt(PyBytes_AS_STRING(data) + self.backlog_offset, left)
             self.backlog_size -= done
             if done < left:
                 self.backlog_offset += done
@@ -672,27 +592,11 @@ cdef class TlsProtocol(Flushable):
             self.backlog.pop(0)
         return self.send_records()
 
-    cdef Py_ssize_t encrypt(self, const char *content, Py_ssize_t size) except -1:
-        """Make records of it. Returns the bytes taken: less if TLS has to read something before."""
-        cdef Py_ssize_t done = 0
-        try:
-            while done < size:
-                if self.is_direct:
-                    self.window.start = <void *>(content + done)
-                    self.window.size = size - done
-                    done += self.write_method(self.window)
-                else:
-                    done += self.write_method(
-                        PyBytes_FromStringAndSize(content + done, size - done))
-        except _TRY_AGAIN:
-            pass
-        return done
-
     cdef int send_records(self) except -1:
         """Give the outgoing records to the transport below, unless that has paused us."""
         cdef bytes data
         if not self.below_writing_paused and self.below is not None:
-            data = self.give_output(READ_SIZE)
+            data = self.codec.give_output(READ_SIZE)
             if PyBytes_GET_SIZE(data) == READ_SIZE:
                 self.send_pieces(data)
             elif data:
@@ -706,7 +610,7 @@ cdef class TlsProtocol(Flushable):
         """More than one piece: they stay below malloc's mmap threshold."""
         cdef list pieces = [data]
         while PyBytes_GET_SIZE(data) == READ_SIZE:
-            data = self.give_output(READ_SIZE)
+            data = self.codec.give_output(READ_SIZE)
             if data:
                 pieces.append(data)
         self.below.writelines(pieces)
@@ -717,13 +621,13 @@ cdef class TlsProtocol(Flushable):
         self.backlog_offset = self.backlog_size = 0
         self.deferred = False
         try:
-            self.give_output()
+            self.codec.give_output()
         except MemoryError:
             pass                # it goes with the BIO
         return 0
 
     cdef Py_ssize_t output_size(self) except -1:
-        return self.outgoing.pending + self.backlog_size
+        return self.codec.outgoing.pending + self.backlog_size
 
     cdef int control_app_writing(self) except -1:
         """pause_writing() or resume_writing() as what waits passes the marks."""
@@ -763,20 +667,6 @@ cdef class TlsProtocol(Flushable):
         self.send_records()
 
 
-# An SSLObject's methods call those of the same name of _ssl and nothing more, as long as these are
-# its methods and have these names in them.
-_READ, _WRITE = ssl.SSLObject.read, ssl.SSLObject.write
-_METHODS_ARE_KNOWN = (
-    names_in(_READ) == ("_sslobj", "read") and names_in(_WRITE) == ("_sslobj", "write"))
-
-
-cdef bint is_plain(sslobj) except -1:
-    """Whether nobody sees it if _ssl is called directly."""
-    cls = type(sslobj)
-    return (_METHODS_ARE_KNOWN and cls is ssl.SSLObject and cls.read is _READ
-            and cls.write is _WRITE)
-
-
 cdef object cancel_timer(timer):
     if timer is not None:
         timer.cancel()
@@ -812,7 +702,9 @@ def make_tls_protocol(SockLoop loop, app, context, waiter, server_side=False, se
     tls.waiter = waiter
     tls.set_app(app)
     tls.app_state = APP_NEW if call_connection_made else APP_CONNECTED
-    tls.open(context, server_side, server_hostname)
+    tls.server_side = server_side
+    tls.extra = {"sslcontext": context}
+    tls.codec.open(context, server_side, server_hostname)
     tls.read_high, tls.read_low = tls_limits(
         None, None, constants.FLOW_CONTROL_HIGH_WATER_SSL_READ)
     tls.write_high, tls.write_low = tls_limits(

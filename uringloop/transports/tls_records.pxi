@@ -69,14 +69,3 @@ cdef class RecordCounter:
     cdef void take_all(self) noexcept:
         """There was nothing more to be decrypted."""
         self.whole = self.size = 0
-
-
-@cython.internal
-@cython.final
-cdef class Window:
-    """A buffer object over memory that a function of _ssl is to read or to fill; used again."""
-    cdef void *start
-    cdef Py_ssize_t size
-
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.start, self.size, 0, flags)

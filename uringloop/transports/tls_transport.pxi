@@ -97,7 +97,7 @@ cdef class TlsTransport:
 
     def get_read_buffer_size(self):
         """Bytes that wait to be decrypted."""
-        return self.tls.input_size()
+        return self.tls.codec.input_size()
 
     def get_read_buffer_limits(self):
         """(low, high) in bytes."""
