@@ -223,6 +223,25 @@ async def test_small_writes_of_a_tick_are_one_record(loop, loop_kind, contexts):
         assert peer.tls.read(1000) == wanted
 
 
+async def test_very_many_small_writes_of_a_tick_are_full_records(loop, loop_kind, contexts):
+    only_ours(loop_kind, "full records for the writes of a tick")
+    data = pattern(100_000)
+    parts = [data[at:at + 1] for at in range(50_000)]
+    parts += [data[50_000:80_000], b"", data[80_000:80_010], data[80_010:]]
+    async with cut_by_hand(contexts) as (transport, protocol, peer):
+        await ticks(20)
+        transport.writelines(parts)
+        received, records = b"", 0
+        while len(received) < len(data):
+            header = await in_thread(read_exactly, peer.socket, 5)
+            size = int.from_bytes(header[3:])
+            peer.incoming.write(header + await in_thread(read_exactly, peer.socket, size))
+            received += peer.tls.read(1 << 14)
+            records += 1
+        assert_same(received, data)
+        assert records <= 3 * -(-len(data) // (1 << 14))
+
+
 @pytest.mark.parametrize("writes", [1, 3])
 async def test_the_size_of_the_write_buffer_is_what_the_kernel_has_not_taken(
         loop, contexts, writes):

@@ -65,8 +65,8 @@ cdef class TlsProtocol(Flushable):
     cdef Py_ssize_t read_high, read_low
     cdef object space           # for transports that ask for a buffer
     # Output
-    cdef list backlog           # bytes, not encrypted
-    cdef Py_ssize_t backlog_offset, backlog_size
+    cdef list backlog           # bytes, not encrypted; None before `backlog_first`
+    cdef Py_ssize_t backlog_first, backlog_offset, backlog_size
     cdef bint deferred          # the backlog is to be encrypted by flush()
     cdef object deferred_in     # context of the first write
     cdef bint app_writing_paused, below_writing_paused
@@ -576,21 +576,37 @@ cdef class TlsProtocol(Flushable):
         cdef bytes data
         cdef Py_ssize_t left, done
         self.deferred = False
-        if (PyList_GET_SIZE(self.backlog) > 1 and self.backlog_size <= JOIN_SIZE
-                and not self.backlog_offset):
-            data = b"".join(self.backlog)       # full records
-            self.backlog[:] = [data]
-        while self.backlog:
-            data = self.backlog[0]
+        while self.backlog_first < PyList_GET_SIZE(self.backlog):
+            data = self.next_chunk()
             left = PyBytes_GET_SIZE(data) - self.backlog_offset
             done = self.codec.encrypt(PyBytes_AS_STRING(data) + self.backlog_offset, left)
             self.backlog_size -= done
             if done < left:
                 self.backlog_offset += done
-                break
+                return self.send_records()
             self.backlog_offset = 0
-            self.backlog.pop(0)
+            self.backlog[self.backlog_first] = None
+            self.backlog_first += 1
+        self.backlog.clear()
+        self.backlog_first = 0
         return self.send_records()
+
+    cdef bytes next_chunk(self):
+        """The chunk to encrypt: small ones that follow each other become one, for full records."""
+        cdef Py_ssize_t first = self.backlog_first, end = first, total = 0
+        if not self.backlog_offset:
+            while end < PyList_GET_SIZE(self.backlog) and total <= JOIN_SIZE:
+                total += PyBytes_GET_SIZE(<object>PyList_GET_ITEM(self.backlog, end))
+                end += 1
+            end -= total > JOIN_SIZE
+        if end - first > 1:
+            joined = b"".join(self.backlog[first:end])
+            self.backlog_first = end - 1
+            self.backlog[end - 1] = joined
+            while first < end - 1:
+                self.backlog[first] = None
+                first += 1
+        return self.backlog[self.backlog_first]
 
     cdef int send_records(self) except -1:
         """Give the outgoing records to the transport below, unless that has paused us."""
@@ -618,7 +634,7 @@ cdef class TlsProtocol(Flushable):
 
     cdef int drop_output(self) except -1:
         self.backlog.clear()
-        self.backlog_offset = self.backlog_size = 0
+        self.backlog_first = self.backlog_offset = self.backlog_size = 0
         self.deferred = False
         try:
             self.codec.give_output()
