@@ -27,9 +27,9 @@ cdef int ask_addresses(Accepted *conn, const liburing.sockaddr_in6 *remote) noex
     return 0
 
 
-cdef object socket_object(const Accepted *conn):
-    """The socket object of a connection whose descriptor is open. It owns the descriptor."""
-    sock = socket.socket(conn.family, liburing.SOCK_STREAM, conn.protocol, fileno=conn.fd)
+cdef object accepted_socket(int fd, family, kind, protocol):
+    """The socket object of an accepted descriptor that is open. It owns the descriptor."""
+    sock = socket.socket(family, kind, protocol, fileno=fd)
     sock.setblocking(False)     # it is; the socket object does not know
     return sock
 

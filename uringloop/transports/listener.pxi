@@ -211,12 +211,10 @@ cdef class Listener(Flushable):
 
     cdef object socket_of(self, int fd):
         try:
-            conn = socket.socket(self.family, self.kind, self.protocol, fileno=fd)
+            return accepted_socket(fd, self.family, self.kind, self.protocol)
         except BaseException:
             close_fd(fd)
             raise
-        conn.setblocking(False)     # it is; the socket object does not know
-        return conn
 
     cdef int serve_socket(self, conn) except -1:
         protocol = None

@@ -107,7 +107,8 @@ cdef class Transport(Flushable):
         """The socket object, that of an accepted connection being made now; None at the end."""
         if self.sock is None and self.holds_descriptor:
             if still_names(self.fd, self.cookie):
-                sock = socket_object(&self.accepted)
+                sock = accepted_socket(self.fd, self.accepted.family, liburing.SOCK_STREAM,
+                                       self.accepted.protocol)
             else:
                 sock = closed_socket_object(&self.accepted)
             sock._io_refs += 1
