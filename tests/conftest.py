@@ -221,12 +221,18 @@ def errors(ledger):
 
 
 @pytest.fixture
-def new_loop(loop_kind, ledger):
+def loop_options():
+    """LoopOptions of our loops in a test; a file, class or test overrides it."""
+    return {}
+
+
+@pytest.fixture
+def new_loop(loop_kind, ledger, loop_options):
     """A factory of loops of this kind; each is closed at the end of the test."""
     made = []
 
     def factory():
-        loop = make_loop(loop_kind)
+        loop = make_loop(loop_kind, **loop_options)
         loop.set_exception_handler(ledger.handler)
         made.append(loop)
         return loop

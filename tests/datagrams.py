@@ -4,22 +4,17 @@ import asyncio
 import contextlib
 import socket
 
-from helpers import until
+from helpers import Calls, until
 
 ANY_PORT = ("127.0.0.1", 0)
 
 
-class Datagrams(asyncio.DatagramProtocol):
+class Datagrams(Calls, asyncio.DatagramProtocol):
     def __init__(self, echo=False):
+        super().__init__()
         self.echo = echo
         self.received = []
         self.errors = []
-        self.lost_with = []
-        self.calls = []
-
-    def connection_made(self, transport):
-        self.transport = transport
-        self.calls.append("connection_made")
 
     def datagram_received(self, data, address):
         self.received.append((data, address))
@@ -28,16 +23,6 @@ class Datagrams(asyncio.DatagramProtocol):
 
     def error_received(self, exc):
         self.errors.append(exc)
-
-    def connection_lost(self, exc):
-        self.calls.append("connection_lost")
-        self.lost_with.append(exc)
-
-    def pause_writing(self):
-        self.calls.append("pause_writing")
-
-    def resume_writing(self):
-        self.calls.append("resume_writing")
 
     def messages(self):
         return [data for data, _ in self.received]

@@ -273,27 +273,27 @@ def run_once(loop):
 in_thread = asyncio.to_thread
 
 
+async def end_of(transport, protocol):
+    """Abort a connection that has not ended, and wait for its end."""
+    if not protocol.lost_with:
+        transport.abort()
+    await until(lambda: protocol.lost_with)
+
+
 # Protocols
 
 
-class Lifetime(asyncio.BaseProtocol):
-    """What Recorder and BufferedRecorder have in common: the calls, in order."""
-
-    keep_open_after_eof = False
+class Calls(asyncio.BaseProtocol):
+    """The calls that protocols of all kinds get, in order."""
 
     def __init__(self):
         self.transport = None
         self.calls = []  # names of the protocol methods called, in order
-        self.data = bytearray()
         self.lost_with = []  # the arguments of connection_lost
 
     def connection_made(self, transport):
         self.transport = transport
         self.calls.append("connection_made")
-
-    def eof_received(self):
-        self.calls.append("eof_received")
-        return self.keep_open_after_eof
 
     def connection_lost(self, exc):
         self.calls.append("connection_lost")
@@ -304,6 +304,20 @@ class Lifetime(asyncio.BaseProtocol):
 
     def resume_writing(self):
         self.calls.append("resume_writing")
+
+
+class Lifetime(Calls):
+    """What Recorder and BufferedRecorder have in common."""
+
+    keep_open_after_eof = False
+
+    def __init__(self):
+        super().__init__()
+        self.data = bytearray()
+
+    def eof_received(self):
+        self.calls.append("eof_received")
+        return self.keep_open_after_eof
 
     async def received(self, size):
         await until(lambda: len(self.data) >= size)
@@ -417,9 +431,7 @@ async def tls_connected(contexts, factory=Recorder, *, server_side=False, small=
             try:
                 yield transport, protocol, tls_peer
             finally:
-                if not protocol.lost_with:
-                    transport.abort()
-                await until(lambda: protocol.lost_with)
+                await end_of(transport, protocol)
 
 
 @contextlib.asynccontextmanager

@@ -24,9 +24,8 @@ from helpers import (
     ticks,
     until,
 )
+from references import BY_OUR_HANDS, LIBUV_POLL
 
-BY_OUR_HANDS = "https://docs.python.org/3/library/asyncio-protocol.html#transports"
-LIBUV_POLL = "https://docs.libuv.org/en/v1.x/poll.html"
 UVLOOP_UDP = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/handles/udp.pyx"
 BURST = 200             # the kernel has room for as many small ones
 

@@ -9,9 +9,8 @@ import weakref
 
 import pytest
 from helpers import Recorder, connected, run_once, ticks, until
+from references import STALE, UVLOOP_POLL
 
-STALE = "https://github.com/python/cpython/issues/88968"
-UVLOOP_POLL = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/handles/poll.pyx"
 UVLOOP_LOOP = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/loop.pyx"
 
 

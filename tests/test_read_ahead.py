@@ -19,7 +19,6 @@ from helpers import (
     pattern,
     read_to_end,
     reset,
-    run_once,
     socket_pair,
     ticks,
     until,
@@ -32,21 +31,8 @@ KINDS = ("io_uring", "epoll")
 
 
 @pytest.fixture(params=[{}, {"recv_buffers": 4, "recv_buffer_size": 64}], ids=["", "tiny pool"])
-def new_loop(request, loop_kind, ledger):
-    made = []
-
-    def factory():
-        options = uringloop.LoopOptions(backend=loop_kind, sock_readahead=True, **request.param)
-        loop = uringloop.new_event_loop(options)
-        loop.set_exception_handler(ledger.handler)
-        made.append(loop)
-        return loop
-
-    yield factory
-    for loop in made:
-        if not loop.is_closed():
-            run_once(loop)
-            loop.close()
+def loop_options(request):
+    return {"sock_readahead": True, **request.param}
 
 
 async def armed(loop, ours, peer):

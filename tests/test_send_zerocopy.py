@@ -42,22 +42,8 @@ PLENTY = 8 << 20                # more than any pair of socket buffers holds
 
 
 @pytest.fixture
-def new_loop(loop_kind, ledger):
-    made = []
-
-    def factory(**options):
-        options = uringloop.LoopOptions(backend=loop_kind, send_zerocopy=SIZE, **options)
-        loop = uringloop.new_event_loop(options)
-        loop.set_exception_handler(ledger.handler)
-        made.append(loop)
-        return loop
-
-    yield factory
-    for loop in made:
-        if not loop.is_closed():
-            run_once(loop)
-            loop.close()
-        assert loop.stats().in_flight == loop.stats().operations == 0
+def loop_options():
+    return {"send_zerocopy": SIZE}
 
 
 def sends(loop):

@@ -14,6 +14,7 @@ from helpers import (
     Recorder,
     assert_same,
     connected,
+    end_of,
     in_thread,
     only_ours,
     pattern,
@@ -64,9 +65,7 @@ async def cut_by_hand(contexts, factory=Recorder):
         try:
             yield transport, protocol, peer
         finally:
-            if not protocol.lost_with:
-                transport.abort()
-            await until(lambda: protocol.lost_with)
+            await end_of(transport, protocol)
 
 
 # In pieces
