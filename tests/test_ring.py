@@ -95,6 +95,23 @@ def test_a_tiny_ring_loses_nothing(kind):
     run(main, TINY)
 
 
+def test_who_finds_no_block_in_a_full_pool_does_not_go_back_and_forth():
+    async def main(loop):
+        transports, peers = await make_pairs(loop, 100, Recorder)
+        for number in range(64):
+            for peer in peers:
+                peer.sendall(pattern(100, number))
+            await until(lambda: all(len(transport.get_protocol().data) == 100 * (number + 1)
+                                    for transport in transports))
+        for transport in transports:
+            assert_same(transport.get_protocol().data,
+                        b"".join(pattern(100, number) for number in range(64)))
+        assert loop.stats().buffers_ran_dry > 0
+        assert loop.stats().mode_switches == 0
+
+    run(main, uringloop.LoopOptions(backend="io_uring", recv_buffers=32))
+
+
 def test_the_pool_grows_with_the_connections_readable_at_once():
     async def main(loop):
         transports, peers = await make_pairs(loop, 300, Recorder)

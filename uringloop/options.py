@@ -21,7 +21,8 @@ class LoopOptions:
         long. 64 bytes of locked memory each, and 128 for the completions.
     recv_buffers: the most receive blocks the pool may grow to, 4 to 32768, a power of two. The pool
         starts with 64 (or fewer, if this is less) and grows when more connections than that are
-        readable at once.
+        readable at once. When it is full, the others receive by readiness, which is faster than
+        blocks that the CPU's cache has no room for.
     recv_buffer_size: bytes of one receive block, 64 to 65536. A message that fills a block moves
         its connection to the receive mode for large messages.
     sock_readahead: the loop owns the read side of each stream socket given to sock_recv() or
@@ -45,7 +46,7 @@ class LoopOptions:
 
     backend: Literal["auto", "io_uring", "epoll"] = "auto"
     ring_entries: int = 256
-    recv_buffers: int = 1024
+    recv_buffers: int = 256
     recv_buffer_size: int = 16384
     sock_readahead: bool = False
     send_zerocopy: int | None = None

@@ -18,6 +18,9 @@ cdef enum:
     SCRATCH_SIZE = 256 * 1024
     SMALL_MESSAGE = 8192
     SMALL_RUN = 32
+    # A connection that found no block in a full pool has so many messages more, for each block of
+    # the pool, before it comes back: the way there and back costs more than it gains in 32.
+    DRY_RUN = 4
     # recv(2) goes into a block that stays hot, to be copied out of it, until messages are of this
     # size. A fresh block for each costs more: malloc gives the end of its heap back in between.
     READ_ASIDE_SIZE = 32768
@@ -230,6 +233,7 @@ cdef class Receiver(Operation):
         # so each that finds none adds one; with no room left it goes without.
         if result == -ENOBUFS and not self.transport.loop.ring.ran_dry():
             self.large = True
+            self.small_in_a_row = -DRY_RUN * <int>self.transport.loop.ring.buffers.count
         if result > 0 or result == -ENOBUFS or is_retry(result):
             # Not asked for when the completion queue was full, or a thread ended.
             return self.arm()
