@@ -517,6 +517,35 @@ async def test_an_inactive_child_watcher_is_a_runtime_error(loop):
         await asyncio.create_subprocess_exec("true")
 
 
+@pytest.mark.uvloop_differs("has a watcher of its own", UVLOOP_PROCESS)
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there are no child watchers any more")
+@pytest.mark.parametrize("owner", ["class", "instance", "module"])
+async def test_what_was_put_in_place_of_get_child_watcher_is_asked(loop, owner, monkeypatch):
+    asked = []
+    policy = asyncio.get_event_loop_policy()
+    with child_watcher(asyncio.ThreadedChildWatcher):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            watcher = asyncio.get_child_watcher()
+
+        def get_child_watcher(*policies):
+            asked.append(policies)
+            return watcher
+
+        if owner == "class":
+            derived = type("Policy", (type(policy),), {"get_child_watcher": get_child_watcher})
+            monkeypatch.setattr(policy, "__class__", derived)
+        elif owner == "instance":
+            monkeypatch.setattr(policy, "get_child_watcher", get_child_watcher)
+        else:
+            monkeypatch.setattr(asyncio, "get_child_watcher", get_child_watcher)
+            monkeypatch.setattr(asyncio.events, "get_child_watcher", get_child_watcher)
+        process = await asyncio.create_subprocess_exec("true")
+        assert await process.wait() == 0
+        monkeypatch.undo()
+    assert asked == [(policy,) if owner == "class" else ()]
+
+
 @pytest.mark.skipif(not PY312, reason="the thread of the child watcher keeps the transport")
 @pytest.mark.asyncio_differs("cannot close it any more", LOOP_CLOSED, run=False)
 @pytest.mark.uvloop_differs("lets it run", UVLOOP_PROCESS, run=False)

@@ -106,9 +106,11 @@ def child_watcher(loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
     if sys.version_info >= (3, 14):
         yield loop._watcher
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        watcher = asyncio.get_child_watcher()
+    watcher = _known_watcher()
+    if watcher is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            watcher = asyncio.get_child_watcher()
     with watcher as entered:
         if sys.version_info < (3, 12):
             watcher = entered
@@ -116,3 +118,19 @@ def child_watcher(loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
             raise RuntimeError("asyncio.get_child_watcher() is not activated, "
                                "subprocess support is not installed.")
         yield watcher
+
+
+if sys.version_info < (3, 14):
+    _get_child_watcher = asyncio.get_child_watcher
+    _policys_get_child_watcher = unix_events._UnixDefaultEventLoopPolicy.get_child_watcher
+
+    def _known_watcher() -> Any:
+        """What asyncio.get_child_watcher() would return; None if it has to be called.
+
+        It warns that it will go, and to silence that costs more than all else that it does.
+        """
+        if asyncio.get_child_watcher is not _get_child_watcher:
+            return None
+        policy = asyncio.get_event_loop_policy()
+        method = getattr(policy.get_child_watcher, "__func__", None)
+        return policy._watcher if method is _policys_get_child_watcher else None
