@@ -1,10 +1,14 @@
 # Listener: one listening socket of a server.
 #
 # On the ring a multishot accept stays armed; on epoll the socket is watched and accept4(2) called
-# up to backlog times per readiness. The kernel gives an accepted descriptor only the flags that
-# the request names. A request in flight keeps the socket listening after close(): it is cancelled,
-# and the cancellation waited for, before the socket is closed; connections that still come are
-# closed.
+# up to backlog times per readiness (which on the ring, by a multishot poll, is 4 % slower). The
+# kernel gives an accepted descriptor only the flags that the request names. A request in flight
+# keeps the socket listening after close(): it is cancelled, and the cancellation waited for, before
+# the socket is closed; connections that still come are closed.
+
+cdef enum:
+    ACCEPT_BATCH = 64
+
 
 @cython.internal
 @cython.final
@@ -27,7 +31,7 @@ cdef class AcceptOperation(Watched):
         if not flags & liburing.IORING_CQE_F_MORE:
             self.listener.request_ended(result)
         if result >= 0:
-            return self.listener.accepted(result, NULL)
+            return self.listener.accepted_by_request(result)
         if result != -ECONNABORTED and not is_retry(result):
             return self.listener.accept_failed(-result)
         return 0
@@ -52,10 +56,18 @@ cdef class Listener(Flushable):
     cdef bint serving
     cdef uint64_t looked_in     # the number of the tick in which the descriptor was ours
     cdef AcceptOperation operation
+    # Accepted by readiness, all before any code of the user runs that could close the socket.
+    cdef Accepted batch[ACCEPT_BATCH]
+    cdef int batch_size, next_in_batch
 
     def __cinit__(self, maker=None):
         if maker is not _BY_THE_LOOP:
             raise TypeError("listeners are made by the event loop")
+
+    def __dealloc__(self):
+        while self.next_in_batch < self.batch_size:     # KeyboardInterrupt ended the last run
+            close_fd(self.batch[self.next_in_batch].fd)
+            self.next_in_batch += 1
 
     def __repr__(self):
         return f"<Listener fd={self.fd} server={self.server!r}>"
@@ -129,19 +141,44 @@ cdef class Listener(Flushable):
         return 0
 
     cdef int accept_ready(self) except -1:
-        cdef int i, fd
-        cdef liburing.sockaddr_in6 peer
+        cdef int error = 0, room = max(self.backlog, 1)
+        self.serve_batch()
+        while error == 0 and room > 0 and self.owns_descriptor():
+            error = self.accept_batch(min(room, ACCEPT_BATCH))
+            room -= self.batch_size
+            self.serve_batch()
+        return 0 if error == 0 or error == EAGAIN else self.accept_failed(error)
+
+    cdef int accept_batch(self, int limit) noexcept:
+        """Returns 0, or the errno that says why there are no more."""
+        cdef Accepted *conn
         cdef unsigned size
-        for i in range(max(self.backlog, 1)):
-            if not self.is_open():
-                return 0
-            size = sizeof(peer)
-            fd = accept4(self.fd, &peer, &size, liburing.SOCK_NONBLOCK | liburing.SOCK_CLOEXEC)
-            if fd >= 0:
-                self.accepted(fd, &peer)
+        self.next_in_batch = self.batch_size = 0
+        while self.batch_size < limit:
+            conn = &self.batch[self.batch_size]
+            size = sizeof(conn.remote)
+            conn.fd = accept4(self.fd, &conn.remote, &size,
+                              liburing.SOCK_NONBLOCK | liburing.SOCK_CLOEXEC)
+            if conn.fd >= 0:
+                self.batch_size += 1
             elif errno not in (ECONNABORTED, EINTR):
-                return 0 if errno == EAGAIN else self.accept_failed(errno)
+                return errno
         return 0
+
+    cdef int serve_batch(self) except -1:
+        cdef Accepted conn
+        try:
+            while self.next_in_batch < self.batch_size:
+                conn = self.batch[self.next_in_batch]   # a nested iteration may fill it again
+                self.next_in_batch += 1
+                self.accepted(conn.fd, &conn.remote)
+        finally:
+            if self.next_in_batch < self.batch_size:
+                self.loop.schedule(self._serve_batch, (), None)     # in the next run
+        return 0
+
+    def _serve_batch(self):
+        self.serve_batch()
 
     cdef int accept_failed(self, int error) except -1:
         """Out of descriptors or memory: say so, and try again in a second, as asyncio does."""
@@ -175,12 +212,19 @@ cdef class Listener(Flushable):
         self.looked_in = self.loop.counters.ticks
         return True
 
+    cdef int accepted_by_request(self, int fd) except -1:
+        if self.is_right():
+            return self.accepted(fd, NULL)
+        close_fd(fd)
+        return 0
+
     cdef int accepted(self, int fd, const liburing.sockaddr_in6 *peer) except -1:
         """A new connection, whose descriptor is ours to close until somebody else owns it."""
-        if not (self.is_right() if peer is NULL else self.owns_descriptor()):
+        try:
+            context = PyContext_Copy(self.context)
+        except BaseException:
             close_fd(fd)
-            return 0
-        context = PyContext_Copy(self.context)
+            raise
         PyContext_Enter(context)
         try:
             if self.family_number and not self.loop._debug:
