@@ -45,15 +45,20 @@ def test_a_request_gets_the_answer_that_was_chosen():
 
 def test_sends_are_made_shorter_and_submits_are_refused():
     async def main(loop):
-        ours, peer = make_pair("tcp")
-        with peer:
-            transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        # Two connections, as a single small send is a system call of its own.
+        pairs = [make_pair("tcp") for _ in range(2)]
+        transports = [(await loop.create_connection(asyncio.Protocol, sock=ours))[0]
+                      for ours, _ in pairs]
+        with pairs[0][1], pairs[1][1]:
             _core.disturb_shorten("SEND", 10, times=5)
             _core.disturb_refuse(-errno.EAGAIN, times=5)
-            transport.write(pattern(1000))
-            await until(lambda: loop.stats().bytes_sent == 1000)
-            assert_same(read_exactly(peer, 1000), pattern(1000))
+            for transport in transports:
+                transport.write(pattern(1000))
+            await until(lambda: loop.stats().bytes_sent == 2000)
+            for _, peer in pairs:
+                assert_same(read_exactly(peer, 1000), pattern(1000))
             assert _core.disturbed() == [5, 5]
-            transport.abort()
+            for transport in transports:
+                transport.abort()
 
     run(main)

@@ -77,22 +77,27 @@ def test_storms_of_refusals_lose_nothing(error, one_in, tiny, contexts):
 def test_the_loop_goes_on_while_nothing_can_be_submitted(error):
     """Timers, callbacks and tasks run; when memory is back, so do the connections."""
     async def main(loop):
-        ours, peer = make_pair()
-        with peer:
-            transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        # Two connections, as a single small send is a system call of its own.
+        pairs = [make_pair() for _ in range(2)]
+        transports = [(await loop.create_connection(asyncio.Protocol, sock=ours))[0]
+                      for ours, _ in pairs]
+        with pairs[0][1], pairs[1][1]:
             reading, writing = socket.socketpair()
             reading.setblocking(False)
             with reading, writing:
                 _core.disturb_refuse(-getattr(errno, error), times=10 ** 9)
-                transport.write(pattern(1000))
+                for transport in transports:
+                    transport.write(pattern(1000))
                 receiving = loop.create_task(loop.sock_recv(reading, 100))
                 writing.send(b"late")
                 await asyncio.sleep(0.05)
                 sent = loop.stats().bytes_sent
                 _core.disturb_nothing()
-                assert_same(await in_thread(read_exactly, peer, 1000), pattern(1000))
+                for _, peer in pairs:
+                    assert_same(await in_thread(read_exactly, peer, 1000), pattern(1000))
                 assert await receiving == b"late"
-                transport.abort()
+                for transport in transports:
+                    transport.abort()
         return sent
 
     loop = new_loop()

@@ -187,18 +187,14 @@ cdef class Sender(Operation):
             return 0
         if self.transport.is_detached():
             return self.failed(EBADF)
-        if loop.ring is None:
+        if loop.ring is None or self.goes_alone():
             error = self.send_now()
             if error:
                 return self.failed(error)
-            if self.size:
-                try:
-                    loop.poller.watch_output(self.transport.fd, self)
-                except (OSError, MemoryError) as exc:
-                    return self.transport.fatal_error(
-                        exc, "Fatal write error on socket transport")
-                self.watching = True
-            return self.transport.output_sent()
+            if loop.ring is None and self.size and not self.watch():
+                return 0
+            if loop.ring is None or not self.size:
+                return self.transport.output_sent()
         self.in_flight_size = self.gather()
         self.prepared_in = loop.counters.ticks
         self.watching = False
@@ -217,6 +213,23 @@ cdef class Sender(Operation):
             sqe.ioprio = loop.zerocopy_flags
             loop.ring.zerocopy_sends += 1
         return 0
+
+    cdef bint goes_alone(self) noexcept:
+        """Whether nothing else will be submitted in this flush: send(2) is one system call as well
+        then, and needs no completion."""
+        cdef LoopCore loop = self.transport.loop
+        return (self.size < SEND_NOW_SIZE and not self.has_large
+                and loop.first_dirty is None and not loop.ring.has_unsubmitted())
+
+    cdef bint watch(self) except -1:
+        """Have the poller tell when the socket has room. Returns False after a fatal error."""
+        try:
+            self.transport.loop.poller.watch_output(self.transport.fd, self)
+        except (OSError, MemoryError) as exc:
+            self.transport.fatal_error(exc, "Fatal write error on socket transport")
+            return False
+        self.watching = True
+        return True
 
     cdef liburing.io_uring_sqe *start(self, Ring ring) except NULL:
         if self.message.msg_iovlen == 1:
