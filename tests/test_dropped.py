@@ -13,6 +13,7 @@ from helpers import (
     Recorder,
     has_ended,
     in_thread,
+    make_loop,
     make_pair,
     repeats,
     socket_pair,
@@ -184,3 +185,34 @@ async def test_a_call_never_awaited_in_a_cycle(loop, loop_kind):
             gc.collect()
         peer.sendall(b"x")
         assert await loop.sock_recv(ours, 10) == b"x"
+
+
+@pytest.mark.parametrize("held", ["by its owner", "by a loop that stops"])
+@pytest.mark.filterwarnings("ignore:unclosed event loop:ResourceWarning")
+def test_a_handle_in_a_cycle_with_its_callback_is_collected(loop_kind, held):
+    gone = []
+
+    class Owner:
+        def schedule(self, loop):
+            self.handle = loop.call_soon(self.called, loop)
+            if held == "by a loop that stops":
+                loop.stop()
+            else:
+                loop.call_later(0.001, loop.stop)
+
+        def called(self, loop):
+            pass
+
+    loop = make_loop(loop_kind)
+    owner = Owner()
+    gone.append(weakref.ref(owner))
+    loop.call_soon(owner.schedule, loop)
+    del owner
+    loop.run_forever()
+    if held == "by its owner":
+        gc.collect()
+        assert gone[0]() is None
+        loop.close()
+    del loop
+    gc.collect()
+    assert gone[0]() is None

@@ -31,6 +31,9 @@ cdef extern from "Python.h":
     object PyUnicode_DecodeFSDefault(const char *text)
     int PyGC_Disable()          # whether it was on; Python 3.10
     int PyGC_Enable()
+    void PyObject_GC_Track(object collected)
+    void PyObject_GC_UnTrack(object collected)
+    bint PyObject_GC_IsTracked(object collected)        # Python 3.9
 
 
 cdef extern from *:

@@ -7,6 +7,7 @@ cdef class CallbackLoop:
     cdef ReadyQueue ready
     cdef TimerHeap timers
     cdef Poller poller          # to be woken
+    cdef bint ticking, dead
     cdef public bint _closed, _debug, _stopping
     cdef public object _thread_id, _current_handle, _task_factory
     # Of asyncio.futures and asyncio.tasks: what a program has put there in place of their classes
@@ -96,13 +97,20 @@ cdef class CallbackLoop:
         self.fill(handle, callback, args, context)
         return handle
 
+    cdef inline int make_ready(self, Handle handle) except -1:
+        """A handle that is new."""
+        self.ready.push(handle)
+        if self.ticking and not self.dead:
+            handle.hide()
+        return 0
+
     cdef inline Handle schedule(self, callback, tuple args, context):
         """call_soon(), for callbacks of the engine's own too."""
         self.check_open()
         if self._debug:
             self.check_debug(callback, "call_soon")
         handle = self.make_handle(callback, args, context)
-        self.ready.push(handle)
+        self.make_ready(handle)
         return handle
 
     def call_soon(self, callback, *args, context=None):
@@ -115,7 +123,7 @@ cdef class CallbackLoop:
         if self._debug:
             self._check_callback(callback, "call_soon_threadsafe")
         handle = self.make_handle(callback, args, context)
-        self.ready.push(handle)
+        self.make_ready(handle)
         self.poller.wake()
         return handle
 

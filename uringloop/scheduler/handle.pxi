@@ -4,6 +4,10 @@
 # asyncio's own classes are Python classes that a cdef class cannot inherit, so `__class__` answers
 # for isinstance(); attributes that debuggers and asyncio's helpers read keep their names.
 # TimerHandle has no freelist: Cython keeps them for base classes only, and pymalloc is close.
+#
+# The collector does not see a handle that call_soon() made while the loop runs: such a loop is
+# alive, so what waits in its queue cannot be garbage. Most handles are gone when they have run; one
+# that somebody holds then, or that still waits when the loop stops, is shown to the collector.
 
 _DESCRIBE_TAKES_DEBUG = (
     "debug" in inspect.signature(format_helpers._format_callback_source).parameters)
@@ -102,6 +106,16 @@ cdef class Handle:
         return 0
 
     @cython.final
+    cdef inline void hide(self) noexcept:
+        """From the collector. The handle waits in the queue of a loop that runs."""
+        PyObject_GC_UnTrack(self)
+
+    @cython.final
+    cdef inline void show(self) noexcept:
+        if not PyObject_GC_IsTracked(self):
+            PyObject_GC_Track(self)
+
+    @cython.final
     cdef int run(self) except -1:
         """Call the callback in its context; only SystemExit and KeyboardInterrupt come out."""
         # Local references: the callback may cancel its own handle.
@@ -118,6 +132,7 @@ cdef class Handle:
 
     cdef int failed(self) except -1:
         """Report the exception that is set."""
+        self.show()             # the handler may keep it, and what is raised again ends the run
         try:
             raise_what_is_set()
         except (SystemExit, KeyboardInterrupt):

@@ -43,7 +43,7 @@ cdef class LoopCore(CallbackLoop):
     cdef Flushable first_dirty, last_dirty      # a chain: joining it takes no memory
     cdef int64_t last_poll_ns
     cdef uint64_t thread
-    cdef bint ticking, wants_ring, dead
+    cdef bint wants_ring
     cdef bint is_idle           # nothing runs in this tick
     cdef bytes scratch          # for the small recv(2) of all sockets
     cdef SpareBytes spares      # for the messages copied out of it, or of blocks
@@ -365,12 +365,13 @@ cdef class LoopCore(CallbackLoop):
         while count > 0 and self.ready.count > 0 and not self.dead:
             count -= 1
             handle = self.ready.pop()
-            if handle.is_cancelled:
-                continue
-            if self._debug:
-                self.run_in_debug_mode(handle)
-            else:
-                handle.run()
+            if not handle.is_cancelled:
+                if self._debug:
+                    self.run_in_debug_mode(handle)
+                else:
+                    handle.run()
+            if Py_REFCNT(handle) > 1:
+                handle.show()
         return 0
 
     cdef int run_in_debug_mode(self, Handle handle) except -1:
@@ -451,6 +452,8 @@ cdef class LoopCore(CallbackLoop):
             self.tick()
         finally:
             self.ticking = outer
+            if not outer:
+                self.ready.show_all()
 
     def _run_until_stopped(self):
         """Iterate until stop(). The caller has made this the thread's running loop."""
@@ -462,6 +465,7 @@ cdef class LoopCore(CallbackLoop):
                     break
         finally:
             self.ticking = False
+            self.ready.show_all()
             # What was written must leave although nobody may ever run the loop again.
             if not self.dead:
                 self.flush()
@@ -543,6 +547,7 @@ cdef class LoopCore(CallbackLoop):
         """Let go of what is shared with the parent. A loop that never ran may go on."""
         if self.ring is not None or self.ticking:
             self.dead = True
+            self.ready.show_all()
             if self.ring is not None:
                 self.ring.abandon()
             self.poller.abandon()

@@ -56,7 +56,14 @@ cdef class ReadyQueue:
         Py_DECREF(handle)       # the list's reference; ours is the local variable
         return handle
 
+    cdef void show_all(self) noexcept:
+        """To the collector: the loop stops, and may become garbage with what waits here."""
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            (<Handle>self.items[(self.head + i) & (self.capacity - 1)]).show()
+
     cdef int clear(self) except -1:
+        self.show_all()
         while self.count:
             self.pop()
         return 0
