@@ -7,8 +7,10 @@
 # copy a kilobyte, and most datagrams come from somebody who has sent before.
 
 cdef enum:
-    KNOWN_SENDERS = 64          # a power of two: 3 KiB for an endpoint that has received
-    SENDER_BITS = 6
+    # A power of two: 10 KiB for an endpoint that has received. An address has two places, so of 16
+    # senders at random ports three seldom want the same two.
+    KNOWN_SENDERS = 256
+    SENDER_BITS = 8
 
 
 cdef union SocketName:

@@ -175,10 +175,11 @@ cdef class DatagramTransport(FlowControlTransport):
             error = errno
             if size >= 0:
                 source = self.find_source(name_size)
-                data = PyBytes_FromStringAndSize(PyBytes_AS_STRING(space), size)
+                data = self.loop.spares.message(PyBytes_AS_STRING(space), size)
                 self.loop.counters.messages_copied += 1
                 self.loop.counters.bytes_received += size
                 self.protocol.datagram_received(data, source)
+                self.loop.spares.take_back(data)
                 return True
         except (SystemExit, KeyboardInterrupt):
             raise
