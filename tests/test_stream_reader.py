@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from unittest import mock
 
 import pytest
@@ -43,6 +44,19 @@ async def test_a_reader_over_its_limit_pauses_the_transport_and_loses_nothing(lo
             received += await reader.read(777)
         await writing
         assert_same(received, data)
+
+
+@pytest.mark.parametrize("limit", [500, 500.5, 2**62])
+async def test_a_reader_pauses_the_transport_beyond_twice_its_limit_exactly(loop, limit):
+    async with open_streams(limit=limit) as (reader, writer, peer):
+        peer.sendall(b"x" * 1000)
+        await until(lambda: len(reader._buffer) == 1000)
+        assert writer.transport.is_reading()
+        peer.sendall(b"y")
+        await until(lambda: len(reader._buffer) == 1001)
+        assert writer.transport.is_reading() == (limit != 500)
+        assert await reader.readexactly(1001) == b"x" * 1000 + b"y"
+        assert writer.transport.is_reading()
 
 
 async def test_messages_of_all_sizes_in_both_directions(loop):
@@ -89,6 +103,26 @@ async def test_a_patched_instance_is_respected(loop):
             peer.sendall(b"y")
             await reader.readexactly(1)
         assert method.call_count == 1
+
+
+@pytest.mark.parametrize("kind", ["a function", "a partial", "a builtin"])
+async def test_a_patched_wake_up_is_respected(loop, kind):
+    async with open_streams() as (reader, writer, peer):
+        seen = []
+        wake_up = {"a function": lambda: seen.append(len(reader._buffer)),
+                   "a partial": functools.partial(seen.append, 5),
+                   "a builtin": [5].__len__}[kind]
+        reader._wakeup_waiter = wake_up
+        reading = asyncio.ensure_future(reader.readexactly(5))
+        await asyncio.sleep(0)
+        peer.sendall(b"quiet")
+        await until(lambda: len(reader._buffer) == 5)
+        await asyncio.sleep(0)
+        assert not reading.done()
+        assert seen == ([] if kind == "a builtin" else [5])
+        del reader._wakeup_waiter
+        reader._wakeup_waiter()
+        assert await reading == b"quiet"
 
 
 @pytest.mark.parametrize("limit", [1e6, float("inf"), 2**64])

@@ -12,7 +12,6 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.bytearray cimport (PyByteArray_AS_STRING, PyByteArray_GET_SIZE,
                                 PyByteArray_Resize)
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_SET_ITEM
-from cpython.method cimport PyMethod_Check, PyMethod_GET_FUNCTION, PyMethod_GET_SELF
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT, Py_XDECREF
@@ -39,7 +38,7 @@ from uringloop.ring.python cimport (
     PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs, PyObject_CallOneArg,
     PyObject_GC_IsTracked, PyObject_GC_Track, PyObject_GC_UnTrack, PySys_Audit, PyUnicode_DATA,
     PyUnicode_DecodeFSDefault, PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII,
-    _PyBytes_Resize, forget_hash, list_items, raise_what_is_set, try_call, try_call_no_args,
+    _PyBytes_Resize, forget_hash, has_method, list_items, raise_what_is_set, try_call, try_call_no_args,
     try_call_one_arg, try_enter_context, try_exit_context)
 
 import asyncio

@@ -50,6 +50,33 @@ cdef extern from *:
         return ((PyListObject *)list)->ob_item;
     }
 
+    /* Whether a call of instance.name() would call that very function with that very instance. */
+    static inline int uringloop_has_method(PyObject *instance, PyObject *name, PyObject *function)
+    {
+        PyObject *found = NULL;
+        int same;
+    #if PY_VERSION_HEX < 0x030D0000
+        same = _PyObject_GetMethod(instance, name, &found);     /* 1: not bound to it yet */
+        if (found == NULL) {
+            return -1;
+        }
+        if (same) {
+            same = found == function;
+            Py_DECREF(found);
+            return same;
+        }
+    #else
+        found = PyObject_GetAttr(instance, name);
+        if (found == NULL) {
+            return -1;
+        }
+    #endif
+        same = (PyMethod_Check(found) && PyMethod_GET_FUNCTION(found) == function
+                && PyMethod_GET_SELF(found) == instance);
+        Py_DECREF(found);
+        return same;
+    }
+
     /* For a bytes object whose content changes before anybody else sees it. */
     #pragma GCC diagnostic push
     #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -61,4 +88,5 @@ cdef extern from *:
     """
     int raise_what_is_set "uringloop_raise_what_is_set"() except -1
     void forget_hash "uringloop_forget_hash"(message) noexcept
+    bint has_method "uringloop_has_method"(object instance, str name, object function) except -1
     PyObject **list_items "uringloop_list_items"(list objects) noexcept

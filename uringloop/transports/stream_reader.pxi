@@ -34,21 +34,21 @@ cdef class ReaderFeed:
     cdef bint feed(self, protocol, const char *content, Py_ssize_t size) except -1:
         """Append to the protocol's reader and wake who waits; False to leave it to asyncio."""
         cdef Py_ssize_t filled
-        if not is_method(protocol.data_received, protocol, self.data_received):
+        if not has_method(protocol, "data_received", self.data_received):
             return False
         reference = protocol._stream_reader_wr
         reader = PyObject_CallNoArgs(reference) if reference is not None else None
         if type(reader) is not self.reader_type:
             return False
-        if not is_method(reader.feed_data, reader, self.feed_data):
+        if not has_method(reader, "feed_data", self.feed_data):
             return False
-        if not is_method(reader._wakeup_waiter, reader, self.wakeup_waiter):
+        if not has_method(reader, "_wakeup_waiter", self.wakeup_waiter):
             return False
         buffer = reader._buffer
         if type(buffer) is not bytearray or reader._eof is not False:
             return False
         filled = PyByteArray_GET_SIZE(buffer)
-        if filled + size > 2 * reader._limit:
+        if exceeds_twice(filled + size, reader._limit):
             return False        # asyncio pauses the transport then
         PyByteArray_Resize(buffer, filled + size)
         memcpy(PyByteArray_AS_STRING(buffer) + filled, content, size)
@@ -60,10 +60,15 @@ cdef class ReaderFeed:
         return True
 
 
-cdef inline bint is_method(method, instance, function) noexcept:
-    """Whether this is that very function bound to that very instance."""
-    return (PyMethod_Check(method) and PyMethod_GET_FUNCTION(method) is <PyObject *>function
-            and PyMethod_GET_SELF(method) is <PyObject *>instance)
+cdef inline bint exceeds_twice(Py_ssize_t size, limit) except -1:
+    """size > 2 * limit"""
+    cdef int overflow
+    cdef long number
+    if type(limit) is int:
+        number = PyLong_AsLongAndOverflow(limit, &overflow)
+        if not overflow and 0 <= number <= PY_SSIZE_T_MAX // 2:
+            return size > 2 * number
+    return size > 2 * limit
 
 
 cdef tuple names_in(function):
