@@ -34,12 +34,13 @@ cimport uringloop.transports.awaitable as awaitable
 from uringloop.ring.liburing cimport ECANCELED, PY_SSIZE_T_MAX, accept4, set_errno
 from uringloop.ring.python cimport (
     PyContext_Copy, PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit, PyContext_New,
-    PyErr_CheckSignals, PyGC_Disable, PyGC_Enable, PyLong_AsLongAndOverflow, PyMem_RawFree,
-    PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs, PyObject_CallOneArg,
-    PyObject_GC_IsTracked, PyObject_GC_Track, PyObject_GC_UnTrack, PySys_Audit, PyUnicode_DATA,
-    PyUnicode_DecodeFSDefault, PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII,
-    _PyBytes_Resize, forget_hash, has_method, list_items, raise_what_is_set, try_call, try_call_no_args,
-    try_call_one_arg, try_enter_context, try_exit_context)
+    PyErr_CheckSignals, PyGC_Disable, PyGC_Enable, PyList_SetSlice, PyLong_AsLongAndOverflow,
+    PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc, PyObject_Call, PyObject_CallNoArgs,
+    PyObject_CallOneArg, PyObject_GC_IsTracked, PyObject_GC_Track, PyObject_GC_UnTrack,
+    PySys_Audit, PyUnicode_DATA, PyUnicode_DecodeFSDefault, PyUnicode_GET_LENGTH,
+    PyUnicode_IS_COMPACT_ASCII, _PyBytes_Resize, forget_hash, has_method, list_items,
+    raise_what_is_set, try_call, try_call_no_args, try_call_one_arg, try_enter_context,
+    try_exit_context)
 
 import asyncio
 import collections

@@ -12,6 +12,7 @@ cdef extern from "Python.h":
     int PyContext_Exit(object context) except -1
     object PyObject_CallNoArgs(object function)
     object PyObject_CallOneArg(object function, object argument)
+    int PyList_SetSlice(list objects, Py_ssize_t low, Py_ssize_t high, PyObject *others) except -1
     object PyObject_Call(object function, object args, PyObject *kwargs)
     # The same, for callers that look at the result: -1 or NULL, and the exception is set.
     int try_enter_context "PyContext_Enter"(object context) noexcept

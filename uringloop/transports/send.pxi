@@ -362,7 +362,7 @@ cdef class Sender(Operation):
         return self.forget()
 
     cdef int forget(self) except -1:
-        self.chunks.clear()
+        PyList_SetSlice(self.chunks, 0, PyList_GET_SIZE(self.chunks), NULL)
         self.first = self.offset = self.size = 0
         self.has_large = False
         self.loan = None
