@@ -57,8 +57,10 @@ cdef struct Slot:
     uint32_t next_vacant
 
 
+# The collector must not clear it: it may hold memory that the kernel still reads.
 @cython.internal
 @cython.final
+@cython.no_gc_clear
 cdef class OperationTable:
     """All operations that may still be answered, by user_data."""
     cdef list operations

@@ -30,7 +30,11 @@ cdef int ask_addresses(Accepted *conn, const liburing.sockaddr_in6 *remote) noex
 cdef object accepted_socket(int fd, family, kind, protocol):
     """The socket object of an accepted descriptor that is open. It owns the descriptor."""
     sock = socket.socket(family, kind, protocol, fileno=fd)
-    sock.setblocking(False)     # it is; the socket object does not know
+    try:
+        sock.setblocking(False)     # it is; the socket object does not know
+    except BaseException:
+        sock.detach()
+        raise
     return sock
 
 

@@ -213,19 +213,22 @@ cdef class Listener(Flushable):
         return True
 
     cdef int accepted_by_request(self, int fd) except -1:
-        if self.is_right():
-            return self.accepted(fd, NULL)
-        close_fd(fd)
-        return 0
+        cdef bint right = False
+        try:
+            right = self.is_right()
+        finally:
+            if not right:
+                close_fd(fd)
+        return self.accepted(fd, NULL) if right else 0
 
     cdef int accepted(self, int fd, const liburing.sockaddr_in6 *peer) except -1:
         """A new connection, whose descriptor is ours to close until somebody else owns it."""
         try:
             context = PyContext_Copy(self.context)
+            PyContext_Enter(context)
         except BaseException:
             close_fd(fd)
             raise
-        PyContext_Enter(context)
         try:
             if self.family_number and not self.loop._debug:
                 self.serve(fd, peer)

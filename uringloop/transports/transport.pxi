@@ -145,7 +145,9 @@ cdef class Transport(Flushable):
             return 0
         sock = self.part_with_socket()
         self.loop.poller.disown(self.fd, self)
-        if sock is not None and self.keeps_number:
+        if sock is not None and self.accepted.family:
+            sock.detach()               # made for somebody who asked: it would close the descriptor
+        elif sock is not None and self.keeps_number:
             sock._io_refs -= 1
         return self.detach_server()
 
