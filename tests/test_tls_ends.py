@@ -23,6 +23,7 @@ from helpers import (
     socket_pair,
     ticks,
     tls_connected,
+    two_transports,
     until,
 )
 from tls_parts import FLOOD, handshake, plain, tls_client
@@ -335,6 +336,49 @@ async def test_start_tls_of_a_server(loop, contexts):
             assert await in_thread(read_exactly, tls_peer, 6) == b"answer"
             tls.abort()
             await protocol.lost()
+
+
+UNDER = {
+    "close": lambda transport: transport.close(),
+    "write_eof": lambda transport: transport.write_eof(),
+    "write": lambda transport: transport.write(b"no record"),
+    "writelines": lambda transport: transport.writelines([b"no", b"record"]),
+}
+
+
+@pytest.mark.parametrize("what", UNDER)
+async def test_what_tls_was_given_comes_before_what_the_transport_below_is_told(
+        loop, contexts, what):
+    async with connected() as (transport, protocol, peer):
+        wrapping = asyncio.ensure_future(in_thread(
+            lambda: wrapped(contexts[0], peer, server_side=True)))
+        tls = await loop.start_tls(transport, protocol, contexts[1], server_hostname="localhost")
+        with await wrapping as tls_peer:
+            tls.write(b"the last ")
+            tls.write(b"words")
+            UNDER[what](transport)
+            assert await in_thread(read_exactly, tls_peer, 14) == b"the last words"
+            tls.abort()
+            await protocol.lost()
+
+
+async def test_the_same_for_tls_in_tls(loop, contexts):
+    async with two_transports() as (left, left_protocol, right, right_protocol):
+        async def upgraded(left, right, protocols):
+            return await asyncio.gather(
+                loop.start_tls(left, protocols[0], contexts[1], server_hostname="localhost"),
+                loop.start_tls(right, protocols[1], contexts[0], server_side=True))
+
+        outer = await upgraded(left, right, (Recorder(), Recorder()))
+        inner = await upgraded(*outer, (left_protocol, right_protocol))
+        inner[0].write(b"the last ")
+        inner[0].write(b"words")
+        outer[0].close()
+        assert await right_protocol.received(14) == b"the last words"
+        left.abort()
+        right.abort()
+        await left_protocol.lost()
+        await right_protocol.lost()
 
 
 async def start_tls_with_a_full_reader(loop, contexts, header, upgrade):

@@ -350,7 +350,12 @@ class Backwards(ssl.SSLObject):
         return -(1 << 20)
 
 
-@pytest.mark.parametrize("kind", [TooMuch, NoBytes, TooFar, Backwards])
+class Nothing(ssl.SSLObject):
+    def write(self, data):
+        return 0
+
+
+@pytest.mark.parametrize("kind", [TooMuch, NoBytes, TooFar, Backwards, Nothing])
 async def test_a_sub_class_that_answers_nonsense_ends_its_connection(
         loop, loop_kind, contexts, errors, kind):
     if loop_kind in ("asyncio", "uvloop"):

@@ -204,6 +204,12 @@ cdef class StreamTransport(FlowControlTransport):
     cdef Py_ssize_t output_size(self) noexcept:
         return self.sender.size
 
+    cdef int take_from_tls(self) except -1:
+        """What TLS above us was given to write comes before what we are told to do now."""
+        if self.tls is not None:
+            self.tls.write_deferred()
+        return 0
+
     cdef int check_writable(self, str method) except -1:
         if self.eof_written:
             raise RuntimeError(f"Cannot call {method}() after write_eof()")
@@ -225,6 +231,7 @@ cdef class StreamTransport(FlowControlTransport):
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError("data argument must be a bytes-like object, "
                             f"not {type(data).__name__!r}")
+        self.take_from_tls()
         if self.eof_written or self.empty_waiter is not None:
             self.check_writable("write")
         if type(data) is bytes:
@@ -251,6 +258,7 @@ cdef class StreamTransport(FlowControlTransport):
 
     def writelines(self, list_of_data):
         """Send an iterable of bytes-like objects, as one write."""
+        self.take_from_tls()
         self.check_writable("writelines")
         if self.lost or not list_of_data:
             return
@@ -357,6 +365,7 @@ cdef class StreamTransport(FlowControlTransport):
 
     def write_eof(self):
         """Close the writing side once everything is sent; reading goes on."""
+        self.take_from_tls()
         if self.closing or self.eof_written:
             return
         self.eof_written = True
@@ -412,6 +421,7 @@ cdef class StreamTransport(FlowControlTransport):
 
     def close(self):
         """Send what was written, then close; connection_lost(None) follows."""
+        self.take_from_tls()
         if self.closing:
             return
         self.closing = True

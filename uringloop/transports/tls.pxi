@@ -246,6 +246,7 @@ cdef class TlsProtocol(Flushable):
     # --- the end -------------------------------------------------------------------------------
 
     cdef int start_shutdown(self) except -1:
+        self.write_deferred()
         if self.state not in (HANDSHAKING, WRAPPED):
             return 0
         if self.transport is not None:
@@ -415,6 +416,7 @@ cdef class TlsProtocol(Flushable):
         cdef Py_ssize_t size = 0
         if not self.codec.has_input():
             return 0
+        updated = self.app_buffer_updated       # get_buffer() may replace the protocol
         buffer = self.app_get_buffer(self.codec.input_size())
         try:
             PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
@@ -431,7 +433,7 @@ cdef class TlsProtocol(Flushable):
         if size and self.codec.has_input() and not self.codec.peer_closed:
             self.loop.call_soon(self._read_on)
         if size:
-            self.app_buffer_updated(size)
+            updated(size)
         return self.end_of_input() if self.codec.peer_closed else 0
 
     def _read_on(self):
@@ -486,6 +488,8 @@ cdef class TlsProtocol(Flushable):
         return True
 
     cdef int write(self, data) except -1:
+        if self.inner is not None:
+            self.inner.write_deferred()     # it was told to write before us
         if self.is_too_late():
             return 0
         if type(data) is bytes:
@@ -497,6 +501,8 @@ cdef class TlsProtocol(Flushable):
         return self.output_queued()
 
     cdef int write_parts(self, parts) except -1:
+        if self.inner is not None:
+            self.inner.write_deferred()     # as in write()
         if self.is_too_late():
             return 0
         chunks = [part if type(part) is bytes else snapshot_of(part) for part in parts]
@@ -531,14 +537,20 @@ cdef class TlsProtocol(Flushable):
         context, self.deferred_in = self.deferred_in, None
         if not self.deferred:
             return 0
-        context = enter_context(context)
+        try:
+            context = enter_context(context)
+        except BaseException:
+            self.deferred = False       # the next write, or room below, takes it along
+            raise
         try:
             return self.write_deferred()
         finally:
             PyContext_Exit(context)
 
     cdef int write_deferred(self) except -1:
-        """Encrypt what only waits for the end of the iteration."""
+        """Encrypt what only waits for the end of the iteration; TLS above us comes first."""
+        if self.inner is not None:
+            self.inner.write_deferred()
         if self.deferred and self.state in (WRAPPED, FLUSHING):
             return self.write_now()
         return 0

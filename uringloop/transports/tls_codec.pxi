@@ -134,7 +134,7 @@ cdef class TlsCodec:
             self.window.show(content, size)
             return self.write_method(self.window)
         taken = self.write_method(PyBytes_FromStringAndSize(content, size))
-        if not 0 <= taken <= size:
+        if not 0 < taken <= size:
             raise ValueError(f"{type(self.sslobj).__name__}.write() took {taken} of {size} bytes")
         return taken
 
