@@ -27,7 +27,7 @@ USAGE = """usage: python -m benchmarks COMMAND [options]
   redis     a small Redis server on each loop, under redis-benchmark
   scaling   CPU time and memory from one connection to ten thousand
   micro     operations of a loop without network: callbacks, timers, tasks, threads, pipes
-  table     every row that has a target: half an hour; --quick takes about six minutes
+  table     every row that has a target: half an hour; --quick takes six to eight
   report    the file of table as Markdown, on stdout or in a page of the documentation
   chart     the file of table as SVG
 

@@ -186,7 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--rounds", type=options.parse_rounds, help="paired rounds (default: 3)")
     add("--seconds", type=options.seconds_from(0.1), help="measured window (default: 3)")
-    add("--quick", action="store_true", help="short windows: about six minutes")
+    add("--quick", action="store_true", help="short windows: six to eight minutes")
     add(
         "--cpus", type=options.parse_cpus, default="{},{}".format(*default_cpus()),
         help="CPU of the server, CPU of the client",

@@ -6,7 +6,15 @@ import socket
 
 import pytest
 from datagrams import ANY_PORT, endpoint, udp_socket
-from helpers import Recorder, connected, in_thread, pattern, two_transports, until
+from helpers import (
+    Recorder,
+    connected,
+    in_thread,
+    only_ours,
+    pattern,
+    two_transports,
+    until,
+)
 
 SIZE = 1024
 COUNT = 100
@@ -25,8 +33,12 @@ class Holder(Recorder):
 
 
 class Dropping(Holder):
+    def __init__(self):
+        super().__init__()
+        self.places = set()
+
     def take(self, data):
-        pass
+        self.places.add(id(data))
 
 
 class KeepingSome(Holder):
@@ -55,6 +67,18 @@ async def one_by_one(protocol, peer, size=SIZE):
 async def test_messages_that_are_dropped_are_followed_by_the_right_ones(loop, size):
     async with connected(Dropping) as (_, protocol, peer):
         await one_by_one(protocol, peer, size)
+
+
+async def test_a_message_that_is_dropped_is_used_again(loop, loop_kind):
+    only_ours(loop_kind, "messages used again")
+    kept = []
+    async with connected(Dropping) as (_, protocol, peer):
+        for number in range(COUNT):
+            peer.sendall(pattern(SIZE, number))
+            await until(lambda number=number: len(protocol.seen) == number + 1)
+            # malloc would give these the place of the message, if it were free.
+            kept += [bytes(SIZE) for _ in range(4)]
+        assert len(protocol.places) <= 4
 
 
 async def test_messages_and_views_that_are_kept_stay_as_they_are(loop):
