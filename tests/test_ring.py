@@ -68,6 +68,27 @@ def test_one_enter_serves_many_messages():
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_send_that_is_alone_needs_no_request_and_two_leave_together(kind):
+    async def main(loop):
+        transports, peers = await make_pairs(loop, 2, Recorder, kind)
+        await until(lambda: loop.stats().in_flight == len(transports))
+        for writers, submissions in ((1, 0), (2, 2), (1, 0)):
+            before = loop.stats()
+            for transport in transports[:writers]:
+                transport.write(b"hello")
+                transport.write(b"world")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            after = loop.stats()
+            assert after.submissions - before.submissions == submissions
+            assert after.enters - before.enters == bool(submissions)
+            for peer in peers[:writers]:
+                assert read_exactly(peer, 10) == b"helloworld"
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_a_tiny_ring_loses_nothing(kind):
     """A queue of two, four blocks of 64 bytes: every limit is met all the time."""
     async def main(loop):
