@@ -1,7 +1,8 @@
-"""Where it is written what other loops do with a descriptor that changes hands."""
+"""Where it is written what other loops do: with time, with a descriptor that changes hands."""
 
 import pytest
 
+UVLOOP_CLOCK = "https://github.com/MagicStack/uvloop/issues/359"
 STALE = "https://github.com/python/cpython/issues/88968"
 UVLOOP_POLL = "https://github.com/MagicStack/uvloop/blob/v0.21.0/uvloop/handles/poll.pyx"
 # "It is not okay to close a file descriptor while it is being polled by an active poll handle."

@@ -41,6 +41,12 @@ async def make_pairs(loop, count, factory, kind="tcp"):
     return transports, peers
 
 
+async def end_all(transports, peers):
+    for peer in peers:
+        peer.close()
+    await until(lambda: all(transport._sock is None for transport in transports))
+
+
 def test_one_enter_serves_many_messages():
     """64 connections with a message each: their answers leave in few system calls."""
     async def main(loop):
@@ -58,9 +64,7 @@ def test_one_enter_serves_many_messages():
         messages = 20 * 64
         assert after.bytes_received - before.bytes_received == messages * 1000
         assert after.enters - before.enters <= messages / 10
-        for peer in peers:
-            peer.close()
-        await until(lambda: all(transport._sock is None for transport in transports))
+        await end_all(transports, peers)
         assert loop.stats().in_flight == 0
         assert loop.stats().buffers_lent == 0
 
@@ -84,6 +88,7 @@ def test_a_send_that_is_alone_needs_no_request_and_two_leave_together(kind):
             assert after.enters - before.enters == bool(submissions)
             for peer in peers[:writers]:
                 assert read_exactly(peer, 10) == b"helloworld"
+        await end_all(transports, peers)
 
     run(main)
 
@@ -107,9 +112,7 @@ def test_a_tiny_ring_loses_nothing(kind):
             await until(lambda: len(protocol.data) == len(sent[index]))
             assert_same(protocol.data, sent[index])
             assert_same(read_exactly(peers[index], len(sent[index])), sent[index])
-        for peer in peers:
-            peer.close()
-        await until(lambda: all(transport._sock is None for transport in transports))
+        await end_all(transports, peers)
         assert loop.stats().buffers_ran_dry > 0
         assert loop.stats().in_flight == 0
 
@@ -129,6 +132,7 @@ def test_who_finds_no_block_in_a_full_pool_does_not_go_back_and_forth():
                         b"".join(pattern(100, number) for number in range(64)))
         assert loop.stats().buffers_ran_dry > 0
         assert loop.stats().mode_switches == 0
+        await end_all(transports, peers)
 
     run(main, uringloop.LoopOptions(backend="io_uring", recv_buffers=32))
 

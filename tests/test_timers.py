@@ -9,10 +9,10 @@ import weakref
 
 import pytest
 from helpers import run_once, ticks, until
+from references import UVLOOP_CLOCK
 
 UVLOOP_TIMERS = "https://github.com/MagicStack/uvloop/issues/482"
 UVLOOP_ORDER = "https://docs.libuv.org/en/v1.x/design.html#the-i-o-loop"
-UVLOOP_CLOCK = "https://github.com/MagicStack/uvloop/issues/359"
 
 
 def nothing():

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from helpers import LIMIT, connected, make_loop, read_exactly, until
+from references import UVLOOP_CLOCK
 
 LONGEST = 0.01      # of busy_poll
 
@@ -90,6 +91,7 @@ def test_data_is_seen_while_looking(spinning):
     spinning.run_until_complete(spinning.shutdown_default_executor())
 
 
+@pytest.mark.uvloop_differs("its clock ticks in milliseconds", UVLOOP_CLOCK)
 def test_timers_are_never_early_and_in_order(spinning):
     async def main():
         def ring(number, deadline):
