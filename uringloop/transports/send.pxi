@@ -44,7 +44,7 @@ cdef class Sender(Operation):
     cdef bint waits_for_all     # it is MSG_WAITALL
     cdef bint cut_short         # ... and the last such sent less: its error was lost
     cdef bint dropped           # what is in flight belongs to a connection that was aborted
-    cdef Py_ssize_t zerocopy_size       # chunks of at least so many bytes are lent
+    cdef bint may_lend          # chunks of at least the loop's zerocopy_size
     cdef bint has_large         # there may be one in the queue
     cdef bint lends             # the last request was a zero-copy send
     cdef bint copies_next       # ... and the kernel had no memory for it
@@ -57,7 +57,6 @@ cdef class Sender(Operation):
         self.chunks = []
         self.vectors = &self.first_vector
         self.vector_room = 1
-        self.zerocopy_size = PY_SSIZE_T_MAX
 
     def __dealloc__(self):
         if self.vectors is not &self.first_vector:
@@ -71,7 +70,7 @@ cdef class Sender(Operation):
             self.timer.start()
         self.chunks.append(chunk)
         self.size += PyBytes_GET_SIZE(chunk)
-        if PyBytes_GET_SIZE(chunk) >= self.zerocopy_size:
+        if self.may_lend and PyBytes_GET_SIZE(chunk) >= self.transport.loop.zerocopy_size:
             self.has_large = True
         return 0
 
@@ -81,8 +80,8 @@ cdef class Sender(Operation):
             self.timer.start()
         self.chunks.extend(chunks)
         self.size += size
-        for chunk in chunks if self.zerocopy_size < PY_SSIZE_T_MAX else ():
-            if PyBytes_GET_SIZE(chunk) >= self.zerocopy_size:
+        for chunk in chunks if self.may_lend else ():
+            if PyBytes_GET_SIZE(chunk) >= self.transport.loop.zerocopy_size:
                 self.has_large = True
         return 0
 
@@ -249,7 +248,7 @@ cdef class Sender(Operation):
             return False
         for i in range(self.message.msg_iovlen):
             largest = max(largest, self.vectors[i].iov_len)
-        if largest < <size_t>self.zerocopy_size:
+        if largest < <size_t>self.transport.loop.zerocopy_size:
             return False
         try:
             loan = Loan.__new__(Loan)
@@ -265,8 +264,7 @@ cdef class Sender(Operation):
         if error == ENOMEM or error == ENOBUFS:
             self.copies_next = True     # RLIMIT_MEMLOCK counts what is lent: it comes back
         elif error == EOPNOTSUPP or error == EINVAL:
-            self.zerocopy_size = PY_SSIZE_T_MAX
-            self.has_large = False
+            self.may_lend = self.has_large = False
         else:
             return False
         return True

@@ -11,11 +11,11 @@ _TOO_LATE_WARNINGS = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
 cdef class StreamTransport(FlowControlTransport):
     cdef Receiver receiver
     cdef Sender sender
-    cdef bint buffered          # the protocol is a BufferedProtocol
     cdef ReaderFeed feed        # if the protocol is asyncio's for a StreamReader
     cdef TlsProtocol tls        # if it is the engine's for TLS
-    cdef bint reading_paused
     cdef dict __dict__          # tests and tools replace write() and the like on one transport
+    cdef bint buffered          # the protocol is a BufferedProtocol
+    cdef bint reading_paused
     cdef bint eof_written
     cdef bint output_shut       # shutdown(SHUT_WR) was called
     cdef object empty_waiter
@@ -527,7 +527,7 @@ def make_stream_transport(SockLoop loop, sock, protocol, waiter=None, extra=None
         transport.own(loop, sock, {} if extra is None else dict(extra), server)
         if sock.family in (liburing.AF_INET, liburing.AF_INET6):
             set_no_delay(transport.fd)
-            transport.sender.zerocopy_size = loop.zerocopy_size
+            transport.sender.may_lend = loop.zerocopy_size < PY_SSIZE_T_MAX
         transport.receiver.preload(loop.take_received(transport.fd))
         transport.schedule_start(waiter)
     except BaseException:
@@ -543,7 +543,7 @@ cdef int serve_accepted(SockLoop loop, const Accepted *conn, protocol, server) e
     try:
         transport.own_accepted(loop, conn, server)
         set_no_delay(conn.fd)
-        transport.sender.zerocopy_size = loop.zerocopy_size
+        transport.sender.may_lend = loop.zerocopy_size < PY_SSIZE_T_MAX
         loop.refuse_calls(conn.fd)
         transport.schedule_start(None)
     except BaseException:

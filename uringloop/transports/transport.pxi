@@ -37,17 +37,17 @@ cdef class Transport(Flushable):
     cdef object protocol
     cdef object server
     cdef dict extra             # the same
-    cdef Accepted accepted
-    cdef bint holds_descriptor
-    cdef int fd
+    cdef object lost_with
     cdef uint64_t cookie        # of the socket; 0: the kernel gives none
+    cdef Accepted accepted      # from here on without a gap: thousands may be idle
+    cdef int fd
+    cdef bint holds_descriptor
     cdef bint known_socket      # awaitable.h may read its head
     cdef bint keeps_number      # a close() of the socket by somebody else waits for the end
     cdef bint closing
     cdef bint finished
     cdef bint server_counts_transports      # Python 3.13
     cdef bint must_be_told      # of the end: connection_lost could not be scheduled
-    cdef object lost_with
     # 0 until connection_lost is scheduled; counts the writes that came too late.
     cdef int lost
     cdef object __weakref__
