@@ -33,10 +33,11 @@ _BY_THE_LOOP = object()
 cdef class Transport(Flushable):
     """What stream transports share; sub-classes know how bytes move."""
     cdef LoopCore loop
-    cdef object sock            # None of an accepted connection until somebody asks, and of none
+    # An accepted connection has neither until somebody asks (accepted.pxi).
+    cdef object sock            # None at the end, too
+    cdef dict extra             # what get_extra_info() tells
     cdef object protocol
     cdef object server
-    cdef dict extra             # the same
     cdef object lost_with
     cdef uint64_t cookie        # of the socket; 0: the kernel gives none
     cdef Accepted accepted      # from here on without a gap: thousands may be idle
