@@ -121,7 +121,7 @@ ROWS = (
         1.6,
         name="protocol-tcp-1k-c1-busy",
         metric="p50",
-        title="protocol TCP 1 KiB c1, busy_poll of 200 us",
+        title="protocol TCP 1 KiB c1, busy_poll",
         options="busy_poll=0.0002",
     ),
     _echo("protocol", "tcp", KIB, 16, 1.15, floor_share=_SHARE),
