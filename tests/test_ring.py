@@ -131,7 +131,7 @@ def test_who_finds_no_block_in_a_full_pool_does_not_go_back_and_forth():
             assert_same(transport.get_protocol().data,
                         b"".join(pattern(100, number) for number in range(64)))
         assert loop.stats().buffers_ran_dry > 0
-        assert loop.stats().mode_switches == 0
+        assert loop.stats().mode_switches <= len(transports)
         await end_all(transports, peers)
 
     run(main, uringloop.LoopOptions(backend="io_uring", recv_buffers=32))

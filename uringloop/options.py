@@ -29,12 +29,13 @@ class LoopOptions:
         sock_recv_into(): it goes on receiving between calls (up to 64 KiB are held), so that such
         a socket must not be read from directly, duplicated or handed to another process. The
         fastest way; off by default, and without effect on epoll.
-    send_zerocopy: writes of at least so many bytes (4096 or more) to a TCP transport are sent
-        without a copy into the kernel (Linux 6.1), where the socket and RLIMIT_MEMLOCK allow it.
-        They wait for the end of the iteration, and their memory is kept until the peer has
-        acknowledged them; while any is kept, an os.exec*() in the loop's thread cannot go on or be
-        killed. Pays on real network cards; over loopback the kernel copies all the same, and needs
-        more time. Off by default (None), and without effect on epoll.
+    send_zerocopy: writes of `bytes` of at least this size (4096 or more) to a TCP transport are
+        sent without a copy into the kernel (Linux 6.1), where the socket and RLIMIT_MEMLOCK allow
+        it; other buffers are copied, or sent at once. They wait for the end of the iteration, and
+        their memory is kept until the peer has acknowledged them; while any is kept, an os.exec*()
+        in the loop's thread cannot go on or be killed. Pays on real network cards; over loopback
+        the kernel copies all the same, and needs more time. Off by default (None), and without
+        effect on epoll.
     busy_poll: seconds, 0 to 0.01, for which the loop looks for work without sleeping before it
         blocks, as long as recent waits were shorter. It saves the time in which a thread wakes up,
         and burns a CPU for that: worth it, with 0.00002 or so, where one request at a time is to be

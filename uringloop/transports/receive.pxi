@@ -233,6 +233,7 @@ cdef class Receiver(Operation):
         # so each that finds none adds one; with no room left it goes without.
         if result == -ENOBUFS and not self.transport.loop.ring.ran_dry():
             self.large = True
+            self.transport.loop.counters.mode_switches += 1
             self.small_in_a_row = -DRY_RUN * <int>self.transport.loop.ring.buffers.count
         if result > 0 or result == -ENOBUFS or is_retry(result):
             # Not asked for when the completion queue was full, or a thread ended.
@@ -400,7 +401,7 @@ cdef class Receiver(Operation):
         loop.counters.bytes_received += size
         self.last_size = size
         if size >= SMALL_MESSAGE:
-            self.small_in_a_row = 0
+            self.small_in_a_row = min(self.small_in_a_row, 0)
             return 0
         if self.small_in_a_row < SMALL_RUN:
             self.small_in_a_row += 1
